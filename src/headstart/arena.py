@@ -1,0 +1,73 @@
+"""The memory that holds blocks on their way to and from the engine.
+
+One memfd, allocated in full at start, so that running out of memory is an error then and never a
+SIGBUS later; sealed against shrinking, so that a process that maps it can trust its size; mapped
+with all its pages present, so that a block's first use costs no page faults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+
+from headstart.errors import ConfigError
+from headstart.units import PAGE_NBYTES, format_nbytes
+
+_F_ADD_SEALS = 1033  # fcntl.h; not in every Python build's fcntl module
+_F_SEAL_SHRINK, _F_SEAL_GROW = 0x2, 0x4
+
+
+class Arena:
+    """`nbytes` of page-aligned shared memory, seen through memoryviews.
+
+    The arena knows no blocks: who may use which bytes is the index's business.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Allocates. Raises ConfigError when the machine has not that much memory to give."""
+        if nbytes < PAGE_NBYTES or nbytes % PAGE_NBYTES:
+            raise ConfigError(f"arena size {nbytes} must be a positive multiple of {PAGE_NBYTES}")
+        _refuse_beyond_memory(nbytes)
+        self.nbytes = nbytes
+        self.fd = os.memfd_create("headstart-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, nbytes)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self._map = mmap.mmap(self.fd, nbytes, flags=flags)
+        except OSError as error:
+            os.close(self.fd)
+            raise ConfigError(
+                f"memory.capacity: cannot allocate {format_nbytes(nbytes)}: {error.strerror}; "
+                "set a smaller capacity"
+            ) from error
+        self._memory = memoryview(self._map)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes [offset, offset + nbytes), writable. Valid until `close()`."""
+        return self._memory[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Unmap and free. Views that are still held keep the mapping, not the file descriptor."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._memory.release()
+        # A caller may still hold a view; then the mapping goes with the last of them.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def _refuse_beyond_memory(nbytes: int) -> None:
+    """fallocate on a memfd beyond the free memory may end in the OOM killer; ask first."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        fields = dict(line.split(":", 1) for line in meminfo)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    if nbytes > available:
+        raise ConfigError(
+            f"memory.capacity: {format_nbytes(nbytes)} is more than the {format_nbytes(available)} "
+            "of memory available; set a smaller capacity"
+        )

@@ -1,0 +1,1 @@
+"""Measurements that a sceptic can repeat: libraries that return results, nothing printed."""

@@ -1,0 +1,286 @@
+"""Settings: one TOML file and `HEADSTART_*` variables, one frozen tree; and the composition root.
+
+    [memory]
+    capacity = "1GiB"
+
+    [[tiers]]
+    kind = "file"
+    root = "/nvme/headstart"
+    capacity = "100GiB"
+
+A variable names a setting by its path with double underscores, `HEADSTART_MEMORY__CAPACITY=2GiB`,
+`HEADSTART_TIERS__0__ROOT=/nvme`, and wins over the file. `HEADSTART_CONFIG` names the file and
+`HEADSTART_CACHE_DIR` the folder for converted models. Anything else that starts with `HEADSTART_`
+is refused, like an unknown key in the file, with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import mmap
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from headstart.errors import ConfigError
+from headstart.policies import make_policy
+from headstart.store import PrefixStore
+from headstart.tiers import FileTier, FileTierOptions, MemoryTier
+from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer, measure_inflight_nbytes
+from headstart.units import PAGE_NBYTES, parse_nbytes, parse_seconds
+
+_log = logging.getLogger(__name__)
+_PREFIX = "HEADSTART_"
+_OTHER_VARIABLES = ("HEADSTART_CONFIG", "HEADSTART_CACHE_DIR")
+_CALIBRATION_NBYTES = 64 << 20
+
+Nbytes = Annotated[int, BeforeValidator(parse_nbytes), Field(ge=PAGE_NBYTES)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Policy = Annotated[str, BeforeValidator(lambda name: make_policy(name).name)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MemorySettings(_Strict):
+    """The memory tier: one arena, allocated in full at start."""
+
+    capacity: Nbytes = Field(default=1 << 30, description="Memory for blocks, allocated at start.")
+    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
+    slab_nbytes: Nbytes | None = Field(
+        default=None,
+        description="Unit in which memory is given to block sizes; a block must fit it.",
+    )
+
+
+class FileTierSettings(_Strict):
+    """A tier on a local disk, or on a raw block device."""
+
+    kind: Literal["file"]
+    root: Path = Field(
+        description="Directory, created when its parent exists; one owner at a time."
+    )
+    capacity: Nbytes = Field(
+        description="Disk space, preallocated at the first start; a hard limit."
+    )
+    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
+    durable: bool = Field(
+        default=True, description="False allows a root that does not outlive the machine."
+    )
+    device: Path | None = Field(
+        default=None, description="Block device for the payload instead of files."
+    )
+    direct: Literal["auto", "off"] = Field(
+        default="auto", description="Direct I/O where possible, or never."
+    )
+    slab_nbytes: Nbytes | None = Field(
+        default=None,
+        description="Unit in which space is given to block sizes; a change empties the tier.",
+    )
+    inflight_nbytes: Nbytes | None = Field(
+        default=None,
+        description="Bytes in flight on the device; measured at the first start when not set.",
+    )
+    threads: int = Field(
+        default=16, ge=1, le=256, description="Threads that read and write blocks."
+    )
+    namespace_ttl: Seconds = Field(
+        default=30 * 86400.0,
+        description="Blocks of models not used for so long are given up at start.",
+    )
+
+
+class Settings(_Strict):
+    """Everything that can be set. `Settings()` is a memory tier of 1 GiB and nothing below it."""
+
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    tiers: tuple[FileTierSettings, ...] = Field(
+        default=(), description="Lower tiers, fastest first."
+    )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "settings") -> Settings:
+        """Settings of a parsed file. Raises ConfigError that names every wrong path in it."""
+        try:
+            return cls.model_validate(mapping)
+        except ValidationError as error:
+            lines = [_explain(item) for item in error.errors(include_url=False)]
+            raise ConfigError(f"{source}: " + "\n".join(lines)) from error
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Settings:
+        """Settings of a TOML file alone. Raises ConfigError."""
+        return cls.from_mapping(_read_toml(path), source=str(path))
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a file and the environment, which wins.
+
+    Without `path`, the file that `HEADSTART_CONFIG` names, or none. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    if path is None and "HEADSTART_CONFIG" in environ:
+        path = Path(environ["HEADSTART_CONFIG"])
+    tree = {} if path is None else _read_toml(path)
+    used = []
+    for variable in sorted(name for name in environ if name.startswith(_PREFIX)):
+        if variable not in _OTHER_VARIABLES:
+            _set(tree, variable, environ[variable])
+            used.append(variable)
+    source = " + ".join(([str(path)] if path else []) + used) or "settings"
+    return Settings.from_mapping(tree, source=source)
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """The user's folder for converted models: `HEADSTART_CACHE_DIR`, or the XDG cache folder's."""
+    environ = os.environ if environ is None else environ
+    if "HEADSTART_CACHE_DIR" in environ:
+        return Path(environ["HEADSTART_CACHE_DIR"])
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/tmp")) / ".cache"
+    return Path(base) / "headstart"
+
+
+def open_store(settings: Settings | None = None) -> PrefixStore:
+    """Allocate, open and connect everything that `settings` (default: `load_settings()`) ask for.
+
+    Raises ConfigError or TierUnavailableError, with nothing left open.
+    """
+    settings = load_settings() if settings is None else settings
+    opened: list[FileTier] = []
+    lower: list[tuple[FileTier, Transfer]] = []
+    try:
+        for tier_settings in settings.tiers:
+            opened.append(FileTier(_file_options(tier_settings)))
+        memory = MemoryTier(
+            capacity_nbytes=settings.memory.capacity,
+            policy=settings.memory.policy,
+            slab_nbytes=settings.memory.slab_nbytes,
+        )
+        for tier, tier_settings in zip(opened, settings.tiers, strict=True):
+            transfer = Transfer(
+                tier.name,
+                num_threads=tier_settings.threads,
+                inflight_nbytes=tier_settings.inflight_nbytes
+                or inflight_nbytes(tier, tier_settings.root / "device.json"),
+                # Queued writes pin memory: never more than half of it.
+                max_queued_nbytes=settings.memory.capacity // 2,
+            )
+            lower.append((tier, transfer))
+    except BaseException:
+        for _, transfer in lower:
+            transfer.close()
+        for tier in opened:
+            tier.close()
+        raise
+    return PrefixStore(memory, lower)
+
+
+def _file_options(settings: FileTierSettings) -> FileTierOptions:
+    return FileTierOptions(
+        root=settings.root,
+        capacity_nbytes=settings.capacity,
+        policy=settings.policy,
+        slab_nbytes=settings.slab_nbytes,
+        durable=settings.durable,
+        device=settings.device,
+        direct=settings.direct == "auto",
+        namespace_ttl_s=settings.namespace_ttl,
+    )
+
+
+def inflight_nbytes(tier: FileTier, path: Path) -> int:
+    """The device's measured bytes in flight: from `path`, or measured now, while the tier is empty.
+
+    Unwritten extents read as zeros without touching the device, so some are written first.
+    """
+    try:
+        return int(json.loads(path.read_text())["inflight_nbytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    if len(tier.index):
+        return DEFAULT_INFLIGHT_NBYTES
+    memory = memoryview(mmap.mmap(-1, 8 << 20))
+    try:
+        span = min(_CALIBRATION_NBYTES, tier.volume.capacity_nbytes) // (1 << 20)
+        for number in range(span):
+            tier.volume.write(number << 20, [memory[: 1 << 20]])
+        nbytes = measure_inflight_nbytes(tier.volume, memory)
+        path.write_text(json.dumps({"inflight_nbytes": nbytes}))
+    except OSError as error:
+        _log.warning("the device under %s could not be measured: %s", path.parent, error)
+        return DEFAULT_INFLIGHT_NBYTES
+    return nbytes
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+
+
+def _set(tree: dict[str, Any], variable: str, value: str) -> None:
+    """Put a variable's value at its path in the tree."""
+    path = variable.removeprefix(_PREFIX).lower().split("__")
+    if not _known(path):
+        near = difflib.get_close_matches(variable, _variables(tree), n=1, cutoff=0.0)
+        raise ConfigError(f"environment variable {variable} is unknown; did you mean {near[0]}?")
+    node: Any = tree
+    for name in path[:-1]:
+        if isinstance(node, list):
+            if int(name) > len(node):
+                raise ConfigError(f"{variable}: the settings have only {len(node)} tiers")
+            if int(name) == len(node):
+                node.append({"kind": "file"})
+            node = node[int(name)]
+        else:
+            node = node.setdefault(name, [] if name == "tiers" else {})
+        if not isinstance(node, dict | list):
+            raise ConfigError(f"{variable}: {name!r} is a value in the settings file, not a table")
+    node[path[-1]] = value
+
+
+def _known(path: list[str]) -> bool:
+    match path:
+        case ["memory", name]:
+            return name in MemorySettings.model_fields
+        case ["tiers", number, name]:
+            return number.isdigit() and name in FileTierSettings.model_fields
+    return False
+
+
+def _variables(tree: Mapping[str, Any]) -> list[str]:
+    numbers = range(len(tree.get("tiers", ())) + 1)
+    memory = [f"{_PREFIX}MEMORY__{name.upper()}" for name in MemorySettings.model_fields]
+    tiers = [
+        f"{_PREFIX}TIERS__{number}__{name.upper()}"
+        for number in numbers
+        for name in FileTierSettings.model_fields
+    ]
+    return [*_OTHER_VARIABLES, *memory, *tiers]
+
+
+def _explain(item: Any) -> str:
+    """One line for one validation error: where, what, and the nearest valid name."""
+    path = [str(part) for part in item["loc"]]
+    where = ".".join(path)
+    if item["type"] == "extra_forbidden":
+        model: type[BaseModel] = Settings
+        if len(path) > 1:
+            model = MemorySettings if path[0] == "memory" else FileTierSettings
+        near = difflib.get_close_matches(path[-1], model.model_fields, n=1, cutoff=0.0)
+        allowed = ", ".join(model.model_fields)
+        return f"{where} is unknown; did you mean {near[0]!r}? allowed: {allowed}"
+    if item["type"] == "missing":
+        return f"{where} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}"

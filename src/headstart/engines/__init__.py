@@ -1,0 +1,1 @@
+"""Adapters that put Headstart under an inference engine. Only these modules import torch."""

@@ -1,0 +1,438 @@
+r"""The index of a tier: from key to place, what may be evicted, and what is pinned.
+
+Each row is one held block. Rows form a forest: a block's parent is the block before it in its
+prompt. Every change keeps these invariants, which `check_invariants` states again as code:
+
+- *Prefixes are closed.* A row's parent is held; a row goes only when it has no children, or
+  together with all of its descendants. So the held part of any prompt is a prefix of it.
+- *A slot has one owner*: free (`SlabPool`), reserved by a writer, or a row's.
+- *A pinned row keeps its slot.* Discarding it only makes it doomed: no look-up finds it any more,
+  and its slot is freed with the last pin. Nobody's memory or disk range is recycled under a reader.
+- A row is a candidate for eviction when it has neither children nor pins.
+
+    reserve ----> slot (reserved) ----> publish ----> row ----> evict, discard, drop ----> free
+                       \---- release ----> free             \---- (pinned: doomed until unpin)
+
+All methods are thread-safe. `lookup` takes no lock, so that a look-up never waits for an eviction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from headstart.keytable import KeyTable
+from headstart.policies import EvictionPolicy, LeafQueue
+from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
+from headstart.slots import SlabPool
+from headstart.types import BlockKey
+
+_BOOT_BITS = 40  # generation = boot << 40 | counter
+
+
+class Slot(NamedTuple):
+    """A reserved place: its byte offset in the tier and the generation to write there."""
+
+    offset: int
+    generation: int
+
+
+@dataclass(slots=True)
+class IndexCounters:
+    """Blocks since the index was made."""
+
+    num_stored: int = 0
+    num_evicted: int = 0
+    num_discarded: int = 0
+    num_dropped: int = 0
+
+
+class Index:
+    """Rows, their tree, their slots and their order of eviction."""
+
+    def __init__(
+        self,
+        *,
+        capacity_nbytes: int,
+        slab_nbytes: int,
+        policy: EvictionPolicy,
+        slot_nbytes: Callable[[int], int],
+        logged: bool = False,
+    ) -> None:
+        """`slot_nbytes(block_nbytes)` is the room a block takes; `logged` fills `take_log()`."""
+        self.counters = IndexCounters()
+        self.rows = Rows()
+        self.slots = SlabPool(capacity_nbytes=capacity_nbytes, slab_nbytes=slab_nbytes)
+        self._policy = policy
+        self._slot_nbytes = slot_nbytes
+        self._table = KeyTable()
+        self._queues: dict[int, LeafQueue] = {}
+        self._patience: dict[int, int] = {}
+        self._doomed: set[int] = set()
+        self._reserved: dict[int, int] = {}  # offset -> slot size
+        self._clock = 1
+        self._generation = 1 << _BOOT_BITS
+        self._log: bytearray | None = bytearray() if logged else None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Blocks held."""
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the index holds, queues estimated at 56 bytes an entry."""
+        return self._table.nbytes + self.rows.nbytes + 56 * sum(map(len, self._queues.values()))
+
+    def lookup(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the prefix of `keys` that is held. Lock-free, so a hint: `pin` decides.
+
+        Binary search, because the held part of a chain is a prefix of it.
+        """
+        find = self._table.find
+        if not keys or find(keys[0]) is None:
+            return 0
+        if find(keys[-1]) is not None:
+            return len(keys)
+        held, absent = 0, len(keys) - 1
+        while absent - held > 1:
+            middle = (held + absent) // 2
+            if find(keys[middle]) is None:
+                absent = middle
+            else:
+                held = middle
+        return absent
+
+    def pin(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Rows of the prefix of `keys` that is held, each pinned once more and counted as hit."""
+        rows, on_hit = self.rows, self._policy.on_hit
+        pinned: list[int] = []
+        with self._lock:
+            self._clock += 1
+            for key in keys:
+                row = self._table.find(key)
+                if row is None:
+                    break
+                rows.pins[row] += 1
+                rows.priority[row] = on_hit(
+                    priority=rows.priority[row],
+                    clock=self._clock,
+                    block_nbytes=rows.block_nbytes[row],
+                )
+                pinned.append(row)
+        return pinned
+
+    def unpin(self, pinned: Sequence[int], *, damaged: Sequence[int] = ()) -> None:
+        """Undo one pin of each row. Rows in `damaged` are dropped with all their descendants."""
+        with self._lock:
+            if damaged:
+                live = [row for row in damaged if row not in self._doomed]
+                self.counters.num_dropped += self._remove_with_descendants(live)
+            for row in pinned:
+                self.rows.pins[row] -= 1
+                if self.rows.pins[row] == 0:
+                    if row in self._doomed:
+                        self._doomed.remove(row)
+                        self._free_row(row)
+                    else:
+                        self._offer(row)
+
+    def reserve(self, block_nbytes: int, count: int) -> list[Slot]:
+        """Up to `count` slots for blocks of a size; evicts for room. Fewer when all is pinned."""
+        slot_nbytes = self._slot_nbytes(block_nbytes)
+        reserved: list[Slot] = []
+        with self._lock:
+            while len(reserved) < count:
+                offset = self.slots.allocate(slot_nbytes)
+                if offset is None:
+                    if not self._make_room(slot_nbytes):
+                        break
+                    continue
+                self._generation += 1
+                self._reserved[offset] = slot_nbytes
+                reserved.append(Slot(offset, self._generation))
+        return reserved
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """Give back reserved slots that will not be published."""
+        with self._lock:
+            for slot in slots:
+                self._free_reserved(slot.offset)
+
+    def publish(
+        self,
+        keys: Sequence[BlockKey],
+        slots: Sequence[Slot | None],
+        *,
+        parent: BlockKey | None,
+        namespace: int,
+        block_nbytes: int,
+        pin: bool = False,
+    ) -> list[int | None]:
+        """Make the blocks of a chain findable: the row of each, None where it was refused.
+
+        `slots[i]` holds block i, or is None when block i was not written. A block that is held
+        already keeps its row and the new slot is freed; a block whose parent is not held is
+        refused and its slot freed. `pin` pins every row that is returned.
+        """
+        outcome: list[int | None] = []
+        with self._lock:
+            self._clock += 1
+            above = None if parent is None else self._table.find(parent)
+            rooted = parent is None or above is not None
+            for key, slot in zip(keys, slots, strict=True):
+                row = self._table.find(key)
+                if row is not None or slot is None or not rooted:
+                    if slot is not None:
+                        self._free_reserved(slot.offset)
+                else:
+                    row = self._insert(key, slot, above, namespace, block_nbytes)
+                if row is not None and pin:
+                    self.rows.pins[row] += 1
+                rooted, above = row is not None, row
+                outcome.append(row)
+            # Offered only now: within the loop every new row but the last gets a child.
+            for row in outcome:
+                if row is not None:
+                    self._offer(row)
+        return outcome
+
+    def discard(self, keys: Sequence[BlockKey]) -> int:
+        """Forget blocks and all their descendants; pinned ones keep their slot until unpinned."""
+        with self._lock:
+            found = [row for row in map(self._table.find, keys) if row is not None]
+            count = self._remove_with_descendants(found)
+            self.counters.num_discarded += count
+        return count
+
+    def discard_namespace(self, namespace: int) -> int:
+        """Forget every block of a namespace."""
+        with self._lock:
+            live = self._live_rows()
+            found = live[self.rows.column("namespace")[live] == namespace].tolist()
+            count = self._remove_with_descendants(found)
+            self.counters.num_discarded += count
+        return count
+
+    def take_log(self) -> bytes:
+        """Records (dtype RECORD) of all changes since the last call, in order; empties the log."""
+        with self._lock:
+            assert self._log is not None, "this index keeps no log"
+            log, self._log = self._log, bytearray()
+        return bytes(log)
+
+    def held(self) -> np.ndarray:
+        """Records (dtype RECORD) of all held blocks."""
+        with self._lock:
+            return self._records()
+
+    def dump(self) -> np.ndarray:
+        """The same; empties the log, which the records replace."""
+        with self._lock:
+            if self._log is not None:
+                self._log = bytearray()
+            return self._records()
+
+    def restore(self, records: np.ndarray) -> None:
+        """Fill an empty index from records, one a row, checked by `journal.restorable` before."""
+        with self._lock:
+            assert not len(self), "restore needs an empty index"
+            self.rows.load(records)
+            numbers = records["row"].astype(np.int64)
+            self._table.load(records["key"], numbers, num_rows=len(self.rows))
+            self._clock = int(records["priority"].max(initial=0)) + 1
+            boot = int(records["generation"].max(initial=0)) >> _BOOT_BITS
+            self._generation = (boot + 1) << _BOOT_BITS
+            slots_of = by_value(records["block_nbytes"], self._slot_nbytes)
+            self.slots.adopt(records["offset"], slots_of)
+            leaf = self.rows.column("num_children")[records["row"]] == 0
+            sizes, leaves = slots_of[leaf], records[leaf]
+            for slot_nbytes in set(sizes.tolist()):
+                chosen = leaves[sizes == slot_nbytes]
+                entries = chosen["priority"] << np.uint64(32) | chosen["row"]
+                self._queue(slot_nbytes).load(np.sort(entries).tolist())
+
+    def check_invariants(self) -> None:
+        """Assert everything the module docstring promises. For tests: visits every row."""
+        with self._lock:
+            rows = self.rows
+            live = self._live_rows().tolist()
+            assert len(live) == len(self._table) and len(live) + len(self._doomed) == rows.num_used
+            children = [0] * len(rows)
+            for row in live:
+                assert self._table.find(self._table.key(row)) == row
+                if rows.parent[row] != NO_PARENT:
+                    assert (
+                        rows.block_nbytes[rows.parent[row]] and rows.parent[row] not in self._doomed
+                    )
+                    assert rows.generation[rows.parent[row]] < rows.generation[row]
+                    children[rows.parent[row]] += 1
+            assert all(rows.num_children[row] == children[row] for row in live)
+            assert all(rows.pins[row] > 0 for row in self._doomed)
+            owned = [rows.offset[row] for row in [*live, *self._doomed]] + list(self._reserved)
+            assert len(owned) == len(set(owned)), "a slot has two owners"
+            self.slots.check_invariants()
+            assert self.slots.num_used == len(owned)
+            for row in live:
+                if rows.num_children[row] == 0 and rows.pins[row] == 0:
+                    assert row in self._queues[self._slot_nbytes(rows.block_nbytes[row])]
+
+    # -- under the lock -------------------------------------------------------------------------
+
+    def _insert(
+        self, key: BlockKey, slot: Slot, above: int | None, namespace: int, block_nbytes: int
+    ) -> int:
+        rows = self.rows
+        row = rows.take()
+        self._table.grow(len(rows))
+        priority = self._policy.on_insert(clock=self._clock, block_nbytes=block_nbytes)
+        rows.parent[row] = NO_PARENT if above is None else above
+        rows.num_children[row] = 0
+        rows.pins[row] = 0
+        rows.namespace[row] = namespace
+        rows.block_nbytes[row] = block_nbytes
+        rows.offset[row] = slot.offset
+        rows.generation[row] = slot.generation
+        rows.priority[row] = priority
+        if above is not None:
+            rows.num_children[above] += 1
+        del self._reserved[slot.offset]
+        self._table.insert(key, row)
+        self.counters.num_stored += 1
+        if self._log is not None:
+            self._log += PACK_RECORD.pack(
+                row, rows.parent[row], namespace, block_nbytes, *slot, priority, key
+            )
+        return row
+
+    def _candidate(self, slot_nbytes: int, row: int) -> int | None:
+        rows = self.rows
+        if (
+            rows.block_nbytes[row] == 0
+            or rows.num_children[row]
+            or rows.pins[row]
+            or self._slot_nbytes(rows.block_nbytes[row]) != slot_nbytes
+        ):
+            return None
+        return int(rows.priority[row])
+
+    def _queue(self, slot_nbytes: int) -> LeafQueue:
+        if slot_nbytes not in self._queues:
+            self._queues[slot_nbytes] = LeafQueue(lambda row: self._candidate(slot_nbytes, row))
+        return self._queues[slot_nbytes]
+
+    def _offer(self, row: int) -> None:
+        rows = self.rows
+        if rows.num_children[row] == 0 and rows.pins[row] == 0:
+            slot_nbytes = self._slot_nbytes(rows.block_nbytes[row])
+            self._queue(slot_nbytes).offer(row, rows.priority[row])
+
+    def _make_room(self, slot_nbytes: int) -> bool:
+        """Evict one leaf of this slot size, or empty a colder slab of another; False when neither.
+
+        Looking for a slab scans all rows, so while there are leaves to evict it is done only once
+        every slab's worth of evictions.
+        """
+        own = self._queue(slot_nbytes).coldest()
+        patience = self._patience.get(slot_nbytes, 0)
+        if own is not None and patience > 0:
+            self._patience[slot_nbytes] = patience - 1
+        else:
+            self._patience[slot_nbytes] = self.slots.slots_per_slab(slot_nbytes)
+            if self._empty_a_slab(slot_nbytes, colder_than=None if own is None else own[0]):
+                return True
+        if own is None:
+            return False
+        priority, row = own
+        self._policy.on_evict(priority=priority)
+        self._remove([row])
+        self.counters.num_evicted += 1
+        return True
+
+    def _empty_a_slab(self, slot_nbytes: int, *, colder_than: int | None) -> bool:
+        """Evict all blocks of the coldest slab (by mean priority) that holds another slot size."""
+        if len(self._queues) < 2:
+            return False
+        rows, slab_nbytes = self.rows, self.slots.slab_nbytes
+        live = self._live_rows()
+        slab = (rows.column("offset")[live] // np.uint64(slab_nbytes)).astype(np.int64)
+        num_slabs = self.slots.num_slabs
+        count = np.bincount(slab, minlength=num_slabs)
+        heat = np.bincount(slab, rows.column("priority")[live], num_slabs) / np.maximum(count, 1)
+        busy = np.bincount(slab, rows.column("pins")[live] > 0, num_slabs) > 0
+        for offset in [*self._reserved, *(rows.offset[row] for row in self._doomed)]:
+            busy[offset // slab_nbytes] = True
+        own = self.slots.slabs_of(slot_nbytes)
+        busy[own] = True
+        heat[busy | (count == 0)] = np.inf
+        coldest = int(heat.argmin())
+        if heat[coldest] == np.inf or (colder_than is not None and heat[coldest] >= colder_than):
+            return False
+        self.counters.num_evicted += self._remove_with_descendants(live[slab == coldest].tolist())
+        return True
+
+    def _records(self) -> np.ndarray:
+        live = self._live_rows()
+        records = np.zeros(len(live), RECORD)
+        records["row"] = live
+        for name in ("parent", "namespace", "block_nbytes", "offset", "generation", "priority"):
+            records[name] = self.rows.column(name)[live]
+        records["key"] = self._table.keys()[live]
+        return records
+
+    def _live_rows(self) -> np.ndarray:
+        live = np.flatnonzero(self.rows.column("block_nbytes"))
+        return live[~np.isin(live, list(self._doomed))] if self._doomed else live
+
+    def _remove_with_descendants(self, found: Sequence[int]) -> int:
+        """Remove rows and all rows below them; returns how many.
+
+        Only when one has children is the forest searched, by pointer doubling: after k rounds every
+        row knows whether one of its 2**k nearest ancestors goes.
+        """
+        if any(self.rows.num_children[row] for row in found):
+            parent = self.rows.column("parent").astype(np.int64)
+            root = len(parent)
+            above = np.append(np.where(parent == NO_PARENT, root, parent), root)
+            above[: len(parent)][self.rows.column("block_nbytes") == 0] = root
+            goes = np.zeros(root + 1, bool)
+            goes[list(found)] = True
+            while (above != root).any():
+                goes |= goes[above]
+                above = above[above]
+            found = np.flatnonzero(goes[:root]).tolist()
+        leaving = list(dict.fromkeys(found))
+        self._remove(leaving)
+        return len(leaving)
+
+    def _remove(self, leaving: Sequence[int]) -> None:
+        """Remove rows whose children, if any, leave with them."""
+        rows, table = self.rows, self._table
+        gone = set(leaving)
+        for row in leaving:
+            table.remove(table.key(row), row)
+            if self._log is not None:
+                self._log += PACK_RECORD.pack(row, NO_PARENT, 0, 0, 0, 0, 0, bytes(32))
+            above = rows.parent[row]
+            if above != NO_PARENT and above not in gone:
+                rows.num_children[above] -= 1
+                self._offer(above)
+        for row in leaving:
+            if rows.pins[row]:
+                rows.parent[row] = NO_PARENT
+                rows.num_children[row] = 0
+                self._doomed.add(row)
+            else:
+                self._free_row(row)
+
+    def _free_row(self, row: int) -> None:
+        self.slots.free(self.rows.offset[row])
+        self.rows.give_back(row)
+
+    def _free_reserved(self, offset: int) -> None:
+        del self._reserved[offset]
+        self.slots.free(offset)

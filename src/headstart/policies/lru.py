@@ -1,0 +1,20 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+
+class LruPolicy:
+    """Evicts the leaf whose last use is oldest. A hit on a prefix counts as a use of all of it."""
+
+    name = "lru"
+
+    def on_insert(self, *, clock: int, block_nbytes: int) -> int:
+        """The present."""
+        return clock
+
+    def on_hit(self, *, priority: int, clock: int, block_nbytes: int) -> int:
+        """The present."""
+        return clock
+
+    def on_evict(self, *, priority: int) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,117 @@
+"""How results reach people and programs: tables, progress, errors, JSON.
+
+Results go to stdout: a table on a terminal, aligned plain lines when piped. Errors and progress go
+to stderr, progress only on a terminal. Colour follows `NO_COLOR`, which rich honours itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.errors import ConfigError
+
+Advance = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table. Numbers are aligned right, with their unit in the title."""
+
+    title: str
+    numeric: bool = False
+
+
+def print_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, title: str = ""
+) -> None:
+    """Print `rows`, which have one cell a column, to stdout."""
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"row {row!r} must have {len(columns)} cells")
+    if sys.stdout.isatty():
+        _print_rich(columns, rows, title)
+        return
+    if title:
+        print(title)
+    for line in plain_lines(columns, rows):
+        print(line)
+
+
+def plain_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as aligned text: a line of titles, then a line a row, two spaces between columns."""
+    cells = [[column.title for column in columns], *rows]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    lines = []
+    for row in cells:
+        padded = [
+            cell.rjust(width) if column.numeric else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, title_justify="left")
+    for column in columns:
+        table.add_column(Text(column.title), justify="right" if column.numeric else "left")
+    for row in rows:
+        # Text, not str: a cell such as "tiers[0]" is no markup.
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def print_error(message: str) -> None:
+    """Print `message` to stderr, as one line."""
+    parts = (line.strip() for line in message.splitlines())
+    print("headstart:", "; ".join(part for part in parts if part), file=sys.stderr)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Advance]:
+    """A progress bar on stderr while the block runs; nothing where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def publish(
+    document: Mapping[str, object], json_target: str | None, show: Callable[[], None]
+) -> None:
+    """Give a command's result: `show` it to people, and write `document` where `--json` says.
+
+    With "-" as target the JSON is all that stdout gets. `document` names its `schema`, such as
+    "headstart.bench.storage/1". Raises ConfigError when the file cannot be written.
+    """
+    if "schema" not in document:
+        raise ValueError("a JSON document must name its schema")
+    if json_target != "-":
+        show()
+    if json_target is None:
+        return
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if json_target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(json_target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,287 @@
+"""The store: tiers and transfers put together into one prefix cache.
+
+`lookup` asks how much of a prompt is held, `load` brings it into memory and pins it (a `Lease`),
+`store` and `reserve` take new blocks. A store lands in memory at once and is written behind to
+every lower tier; a load takes the prefix that memory holds in place and promotes the rest:
+
+    load   [0, m)  pinned in the arena      [m, n)  read from a tier into new slots, verified,
+                                                    published in the memory tier, pinned
+    store  engine fills reserved slots -> published in memory -> queued for the lower tiers
+
+Whatever a medium does (damage, errors, no room, no time) makes a lease shorter or a store a no-op.
+It is never an exception, and never a wrong block.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headstart.errors import ClosedError
+from headstart.keys import Namespace
+from headstart.lease import Lease, Promotion, Reservation, SharedHold
+from headstart.tiers.base import Batch, Progress, Tier
+from headstart.tiers.memory import MemoryTier, copy
+from headstart.transfer import Transfer
+from headstart.types import KeyChain, Outcome, TierStats, VerifyReport
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """How much of a chain is held: a hint, since blocks may go before they are loaded."""
+
+    num_blocks: int
+    """Blocks at the start of the chain that some tier holds."""
+    by_tier: dict[str, int]
+    """The same for each tier, memory first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Counters since the store was opened."""
+
+    tiers: dict[str, TierStats]
+    """By tier name, memory first."""
+    num_loads: int
+    num_late: int
+    """Loads that ran out of time and gave what was ready."""
+    num_writes_skipped: int
+    """Blocks not written to a lower tier because its queue was full."""
+    queued_nbytes: int
+    """Blocks waiting to be written, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lower:
+    """A tier below memory and the threads that drive it."""
+
+    tier: Tier
+    transfer: Transfer
+
+
+class PrefixStore:
+    """A prefix cache over a memory tier and any number of lower tiers. Thread-safe.
+
+    Make one with `headstart.open_store`. It owns its tiers and transfers and closes them.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryTier,
+        lower: Sequence[tuple[Tier, Transfer]] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`lower` in order of preference, fastest first. `clock` in seconds, monotonic."""
+        self._clock = clock
+        self._memory = memory
+        self._lower = [_Lower(tier, transfer) for tier, transfer in lower]
+        self._counts = {"num_loads": 0, "num_late": 0, "num_writes_skipped": 0}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> PrefixStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def open_namespace(self, namespace: Namespace) -> None:
+        """Make a namespace known to every tier; do so before anything else with its blocks.
+
+        Idempotent. Raises ConfigError when a tier could not hold even one of its blocks.
+        """
+        self._check_open()
+        for tier in self._all_tiers():
+            tier.open_namespace(namespace)
+
+    def lookup(self, chain: KeyChain) -> Lookup:
+        """How many blocks at the start of `chain` are held, by tier. Reads nothing, counts nothing.
+
+        `chain` starts its prompt: a run from the middle of one is looked up as it stands.
+        """
+        self._check_open()
+        by_tier = {tier.name: tier.lookup(chain.keys) for tier in self._all_tiers()}
+        return Lookup(num_blocks=max(by_tier.values()), by_tier=by_tier)
+
+    def load(self, chain: KeyChain, *, timeout_s: float | None = None) -> Lease:
+        """Bring the longest held prefix of `chain` into memory and pin it there.
+
+        Blocks until all of it is read and verified, or for `timeout_s`; then the lease holds what
+        is ready. Its blocks are pinned, in memory, until it is closed: use it as a context manager.
+        """
+        self._check_open()
+        started = self._clock()
+        memory = self._memory
+        memory.namespaces[chain.namespace]  # refuses one that is not open
+        rows = memory.index.pin(chain.keys)
+        offsets = [memory.index.rows.offset[row] for row in rows]
+        lease = Lease(memory=memory, chain=chain, rows=rows, offsets=offsets, by_tier={})
+        num_here = lease.by_tier[memory.name] = len(rows)
+        try:
+            for lower in self._lower:
+                held = lower.tier.lookup(chain.keys)
+                if held > lease.ready_blocks and not lease.late:
+                    left_s = None if timeout_s is None else timeout_s - (self._clock() - started)
+                    self._promote(lower, lease, held, left_s)
+                else:
+                    lower.tier.touch(chain.keys[:held])
+                if held < num_here:
+                    self._write_behind(lower, chain.run(held, num_here), rows[held:num_here])
+        except BaseException:
+            lease.close()
+            raise
+        self._count(num_loads=1, num_late=int(lease.late))
+        memory.counters.add(num_hits=num_here, num_misses=len(chain) - num_here)
+        lease.seconds = self._clock() - started
+        return lease
+
+    def reserve(self, chain: KeyChain) -> Reservation:
+        """Slots in memory for new blocks, to be filled in place and committed.
+
+        The reservation has views for the first blocks of `chain`, fewer than it has blocks when
+        memory is full. Leaving its `with` without `commit()` gives the slots back.
+        """
+        self._check_open()
+        return Reservation(memory=self._memory, chain=chain, accept=self._accept)
+
+    def store(self, chain: KeyChain, blocks: Sequence[Buffer]) -> list[Outcome]:
+        """Store blocks by copying them: `blocks[i]`, `block_nbytes` long, is `chain.keys[i]`.
+
+        Returns one outcome a block: DONE (accepted, or held already), ORPHAN (the parent of the
+        first block is not held) or FULL. Raises ValueError for a wrong number or length of blocks.
+        """
+        if len(blocks) != len(chain):
+            raise ValueError(f"{len(chain)} keys need as many blocks, not {len(blocks)}")
+        sources = [memoryview(block).cast("B") for block in blocks]
+        if any(len(source) != chain.block_nbytes for source in sources):
+            raise ValueError(f"every block must be {chain.block_nbytes} bytes long")
+        with self.reserve(chain) as reservation:
+            for view, source in zip(reservation.views, sources, strict=False):
+                copy(view, source, chain.block_nbytes)
+            return reservation.commit()
+
+    def discard(self, chain: KeyChain) -> int:
+        """Forget blocks and everything below them in every tier; returns the most any tier forgot.
+
+        Leased blocks stay readable until their lease is closed. Blocks still queued for a lower
+        tier may be written afterwards: call `flush()` before, if that matters.
+        """
+        self._check_open()
+        return max(tier.discard(chain.keys) for tier in self._all_tiers())
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until every accepted block is written and would survive `kill -9` of this process.
+
+        False when the time was up before.
+        """
+        self._check_open()
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        for lower in self._lower:
+            left_s = None if deadline is None else max(0.0, deadline - self._clock())
+            if not lower.transfer.drain(left_s):
+                return False
+            lower.tier.flush()
+        return True
+
+    def verify(self, progress: Progress | None = None) -> list[VerifyReport]:
+        """Read every block of every tier, drop what is damaged, report; one report a tier."""
+        self._check_open()
+        return [tier.verify(progress) for tier in self._all_tiers()]
+
+    def stats(self) -> StoreStats:
+        """Counters since the store was opened, and its present fill."""
+        with self._lock:
+            counts = dict(self._counts)
+        return StoreStats(
+            tiers={tier.name: tier.stats() for tier in self._all_tiers()},
+            queued_nbytes=sum(lower.transfer.queued_nbytes for lower in self._lower),
+            **counts,
+        )
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write what is queued, for at most `timeout_s`, then release everything. Idempotent.
+
+        Views of leases that are still open stay readable; their memory goes with the last of them.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = self._clock() + timeout_s
+        for lower in self._lower:
+            lower.transfer.drain(max(0.0, deadline - self._clock()))
+            lower.transfer.close(max(1.0, deadline - self._clock()))
+            lower.tier.close()
+        self._memory.close()
+
+    def _all_tiers(self) -> list[Tier]:
+        return [self._memory, *(lower.tier for lower in self._lower)]
+
+    def _promote(self, lower: _Lower, lease: Lease, held: int, timeout_s: float | None) -> None:
+        """Extend a lease to block `held` by reading from a lower tier."""
+        memory, chain = self._memory, lease.chain
+        started = self._clock()
+        slots = memory.index.reserve(chain.block_nbytes, held - lease.ready_blocks)
+        if not slots:
+            return
+        wanted = chain.run(lease.ready_blocks, lease.ready_blocks + len(slots))
+        promotion = Promotion(memory=memory, chain=wanted, slots=slots)
+        views = [memory.view(slot, chain.block_nbytes) for slot in slots]
+        ticket = lower.transfer.read(lower.tier.begin_read(wanted, views), promotion.finished)
+        in_time = ticket.wait(timeout_s)
+        if not in_time:
+            ticket.cancel()
+        before = lease.ready_blocks
+        lease.extend(promotion, ready=ticket.ready_blocks(), late=not in_time)
+        lease.by_tier[lower.tier.name] = lease.ready_blocks - before
+        lease.read_s += self._clock() - started
+
+    def _accept(self, chain: KeyChain, views: list[memoryview], hold: SharedHold) -> bool:
+        """Queue new blocks for every lower tier; whether at least one took them."""
+        accepted = [self._queue_write(lower, chain, views, hold) for lower in self._lower]
+        return any(accepted)
+
+    def _write_behind(self, lower: _Lower, chain: KeyChain, rows: list[int]) -> None:
+        """Write blocks that memory holds and a lower tier lost or never got."""
+        memory = self._memory
+        pinned = memory.index.pin(chain.keys)
+        hold = SharedHold(lambda: memory.index.unpin(pinned))
+        if pinned == rows:
+            offsets = memory.index.rows.offset
+            views = [memory.view(offsets[row], chain.block_nbytes) for row in rows]
+            self._queue_write(lower, chain, views, hold)
+        hold.release()
+
+    def _queue_write(
+        self, lower: _Lower, chain: KeyChain, views: list[memoryview], hold: SharedHold
+    ) -> bool:
+        hold.acquire()
+
+        def decide() -> Batch:
+            return lower.tier.begin_write(chain, views)
+
+        def done(_: list[Outcome]) -> None:
+            hold.release()
+
+        nbytes = len(chain) * chain.block_nbytes
+        if lower.transfer.write(decide, nbytes=nbytes, on_done=done):
+            return True
+        hold.release()
+        self._count(num_writes_skipped=len(chain))
+        return False
+
+    def _count(self, **numbers: int) -> None:
+        with self._lock:
+            for name, number in numbers.items():
+                self._counts[name] += number
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed")
