@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     )
     from headstart.keys import BlockLayout, Namespace, block_keys, keys_from_hashes
     from headstart.lease import Lease, Reservation
-    from headstart.store import Lookup, PrefixStore
-    from headstart.types import BlockKey, KeyChain, Outcome
+    from headstart.store import Lookup, PrefixStore, StoreStats
+    from headstart.types import BlockKey, KeyChain, Outcome, TierStats, VerifyReport
 
 __version__ = "0.1.0"
 
@@ -43,8 +43,11 @@ __all__ = [
     "Reservation",
     "RootLockedError",
     "Settings",
+    "StoreStats",
+    "TierStats",
     "TierUnavailableError",
     "UnsupportedModelError",
+    "VerifyReport",
     "__version__",
     "block_keys",
     "keys_from_hashes",
@@ -64,8 +67,8 @@ _NAMES_BY_MODULE = {
     ),
     "keys": ("BlockLayout", "Namespace", "block_keys", "keys_from_hashes"),
     "lease": ("Lease", "Reservation"),
-    "store": ("Lookup", "PrefixStore"),
-    "types": ("BlockKey", "KeyChain", "Outcome"),
+    "store": ("Lookup", "PrefixStore", "StoreStats"),
+    "types": ("BlockKey", "KeyChain", "Outcome", "TierStats", "VerifyReport"),
 }
 _HOME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headstart.forest import with_descendants
 from headstart.keytable import KeyTable
 from headstart.policies import EvictionPolicy, LeafQueue
 from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
@@ -107,24 +108,37 @@ class Index:
                 held = middle
         return absent
 
-    def pin(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Rows of the prefix of `keys` that is held, each pinned once more and counted as hit."""
-        rows, on_hit = self.rows, self._policy.on_hit
+    def pin(self, keys: Sequence[BlockKey], *, namespace: int, block_nbytes: int) -> list[int]:
+        """Rows of the prefix of `keys` that is held, each pinned once more and counted as hit.
+
+        A row of another namespace or block size ends the prefix, whatever its key says.
+        """
+        rows = self.rows
         pinned: list[int] = []
+        with self._lock:
+            self._clock += 1
+            for key in keys:
+                row = self._table.find(key)
+                if (
+                    row is None
+                    or rows.namespace[row] != namespace
+                    or rows.block_nbytes[row] != block_nbytes
+                ):
+                    break
+                rows.pins[row] += 1
+                self._hit(row)
+                pinned.append(row)
+        return pinned
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        """Count a use of the prefix of `keys` that is held."""
         with self._lock:
             self._clock += 1
             for key in keys:
                 row = self._table.find(key)
                 if row is None:
                     break
-                rows.pins[row] += 1
-                rows.priority[row] = on_hit(
-                    priority=rows.priority[row],
-                    clock=self._clock,
-                    block_nbytes=rows.block_nbytes[row],
-                )
-                pinned.append(row)
-        return pinned
+                self._hit(row)
 
     def unpin(self, pinned: Sequence[int], *, damaged: Sequence[int] = ()) -> None:
         """Undo one pin of each row. Rows in `damaged` are dropped with all their descendants."""
@@ -228,14 +242,14 @@ class Index:
     def held(self) -> np.ndarray:
         """Records (dtype RECORD) of all held blocks."""
         with self._lock:
-            return self._records()
-
-    def dump(self) -> np.ndarray:
-        """The same; empties the log, which the records replace."""
-        with self._lock:
-            if self._log is not None:
-                self._log = bytearray()
-            return self._records()
+            live = self._live_rows()
+            records = np.zeros(len(live), RECORD)
+            records["row"] = live
+            for name in RECORD.names or ():
+                if name not in ("row", "key"):
+                    records[name] = self.rows.column(name)[live]
+            records["key"] = self._table.keys()[live]
+        return records
 
     def restore(self, records: np.ndarray) -> None:
         """Fill an empty index from records, one a row, checked by `journal.restorable` before."""
@@ -269,7 +283,6 @@ class Index:
                     assert (
                         rows.block_nbytes[rows.parent[row]] and rows.parent[row] not in self._doomed
                     )
-                    assert rows.generation[rows.parent[row]] < rows.generation[row]
                     children[rows.parent[row]] += 1
             assert all(rows.num_children[row] == children[row] for row in live)
             assert all(rows.pins[row] > 0 for row in self._doomed)
@@ -282,6 +295,12 @@ class Index:
                     assert row in self._queues[self._slot_nbytes(rows.block_nbytes[row])]
 
     # -- under the lock -------------------------------------------------------------------------
+
+    def _hit(self, row: int) -> None:
+        rows = self.rows
+        rows.priority[row] = self._policy.on_hit(
+            priority=rows.priority[row], clock=self._clock, block_nbytes=rows.block_nbytes[row]
+        )
 
     def _insert(
         self, key: BlockKey, slot: Slot, above: int | None, namespace: int, block_nbytes: int
@@ -375,36 +394,19 @@ class Index:
         self.counters.num_evicted += self._remove_with_descendants(live[slab == coldest].tolist())
         return True
 
-    def _records(self) -> np.ndarray:
-        live = self._live_rows()
-        records = np.zeros(len(live), RECORD)
-        records["row"] = live
-        for name in ("parent", "namespace", "block_nbytes", "offset", "generation", "priority"):
-            records[name] = self.rows.column(name)[live]
-        records["key"] = self._table.keys()[live]
-        return records
-
     def _live_rows(self) -> np.ndarray:
         live = np.flatnonzero(self.rows.column("block_nbytes"))
         return live[~np.isin(live, list(self._doomed))] if self._doomed else live
 
     def _remove_with_descendants(self, found: Sequence[int]) -> int:
-        """Remove rows and all rows below them; returns how many.
-
-        Only when one has children is the forest searched, by pointer doubling: after k rounds every
-        row knows whether one of its 2**k nearest ancestors goes.
-        """
+        """Remove rows and all rows below them; returns how many. Leaves need no search."""
         if any(self.rows.num_children[row] for row in found):
             parent = self.rows.column("parent").astype(np.int64)
-            root = len(parent)
-            above = np.append(np.where(parent == NO_PARENT, root, parent), root)
-            above[: len(parent)][self.rows.column("block_nbytes") == 0] = root
-            goes = np.zeros(root + 1, bool)
+            none = len(parent)
+            alone = (parent == NO_PARENT) | (self.rows.column("block_nbytes") == 0)
+            goes = np.zeros(none, bool)
             goes[list(found)] = True
-            while (above != root).any():
-                goes |= goes[above]
-                above = above[above]
-            found = np.flatnonzero(goes[:root]).tolist()
+            found = np.flatnonzero(with_descendants(np.where(alone, none, parent), goes)).tolist()
         leaving = list(dict.fromkeys(found))
         self._remove(leaving)
         return len(leaving)

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from headstart.forest import rooted
 from headstart.index import Index
 from headstart.rows import NO_PARENT, RECORD, by_value
 
@@ -104,7 +105,9 @@ class Journal:
                 self._fd = -1
 
     def _compact(self, index: Index) -> None:
-        records = index.dump()
+        # What changes in between is in both, and says the same.
+        index.take_log()
+        records = index.held()
         temporary = self._path.with_suffix(".tmp")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -164,7 +167,7 @@ def restorable(
     `records` are the newest of their row. A sound log loses none here unless the capacity shrank;
     this is the second check of a pair, after the log's checksums. Refused are blocks that overlap,
     lie outside the capacity or off their slab's slot grid, and all whose ancestor is refused or
-    younger than its child.
+    missing.
     """
     if not len(records):
         return records
@@ -178,27 +181,18 @@ def restorable(
     slot_of_slab = np.zeros(int(slab.max()) + 1, np.uint64)
     slot_of_slab[slab] = slot  # a slab has one slot size: that of its last record
     good &= slot == slot_of_slab[slab]
-    return select(records, good & _rooted(records, good))
+    above = _parents(records)
+    good &= above >= 0
+    return select(records, rooted(np.where(good, above, len(records)), good))
 
 
-def _rooted(records: np.ndarray, good: np.ndarray) -> np.ndarray:
-    """Which records have only good ancestors, each older than its child; by pointer doubling."""
-    root = len(records)
+def _parents(records: np.ndarray) -> np.ndarray:
+    """Place of each record's parent among the records; `len(records)`: none, -1: it is gone."""
     place = np.full(int(records["row"].max()) + 2, -1, np.int64)
-    place[records["row"]] = np.arange(root)
+    place[records["row"]] = np.arange(len(records))
     parent = np.minimum(records["parent"].astype(np.int64), len(place) - 1)
-    has_parent = records["parent"] != NO_PARENT
-    above = np.where(has_parent, place[parent], -1)
-    lost = ~good | (has_parent & (above < 0))
-    known = above >= 0
-    lost[known] |= records["generation"][above[known]] >= records["generation"][known]
-    above = np.append(np.where(known & ~lost, above, root), root)
-    lost = np.append(lost, False)
-    while (above != root).any():
-        lost |= lost[above]
-        above = above[above]
-    kept: np.ndarray = ~lost[:root]
-    return kept
+    above: np.ndarray = np.where(records["parent"] == NO_PARENT, len(records), place[parent])
+    return above
 
 
 def _group(records: bytes, offset: int) -> bytes:

@@ -141,7 +141,10 @@ def block_keys(namespace: Namespace, tokens: Sequence[int]) -> KeyChain:
     tokens [0, (i + 1) * block_size). Pure; safe from any thread.
     Raises ValueError for a token id outside [0, 2**32).
     """
-    ids = np.asarray(tokens, dtype=np.int64)
+    try:
+        ids = np.asarray(tokens, dtype=np.int64)
+    except OverflowError:
+        ids = np.array([-1])  # out of range as well
     if ids.size and (ids.min() < 0 or ids.max() >= 1 << 32):
         raise ValueError("token ids must be in [0, 2**32)")
     block_size = namespace.layout.block_size

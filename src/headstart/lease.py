@@ -169,7 +169,10 @@ class Reservation:
     def __init__(self, *, memory: MemoryTier, chain: KeyChain, accept: Accept) -> None:
         self._memory, self._chain, self._accept = memory, chain, accept
         self._namespace = memory.namespaces[chain.namespace]
-        self._pinned = [] if chain.parent is None else memory.index.pin([chain.parent])
+        above = () if chain.parent is None else (chain.parent,)
+        self._pinned = memory.index.pin(
+            above, namespace=self._namespace, block_nbytes=chain.block_nbytes
+        )
         self._slots = memory.index.reserve(chain.block_nbytes, len(chain))
         self._open = True
 

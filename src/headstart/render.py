@@ -15,8 +15,8 @@ from pathlib import Path
 
 from headstart.errors import ConfigError
 
-Advance = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+Advance = Callable[[str, int, int], None]
+"""Called with (what is being done, steps done, steps in all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,16 @@ def print_error(message: str) -> None:
 def progress(title: str) -> Iterator[Advance]:
     """A progress bar on stderr while the block runs; nothing where stderr is not a terminal."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda what, done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
 
 
 def publish(

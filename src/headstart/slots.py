@@ -38,9 +38,11 @@ class SlabPool:
     """Allocates slots. `slab_nbytes` bounds the size of a slot."""
 
     def __init__(self, *, capacity_nbytes: int, slab_nbytes: int) -> None:
-        if not 0 < slab_nbytes <= capacity_nbytes:
+        if not 0 < slab_nbytes <= capacity_nbytes or slab_nbytes % PAGE_NBYTES:
+            # Off the page grid, slots would be too, and direct I/O refuses such memory.
             raise ConfigError(
-                f"slab_nbytes={slab_nbytes} must be in [1, capacity={capacity_nbytes}]"
+                f"slab_nbytes={slab_nbytes} must be a multiple of {PAGE_NBYTES} "
+                f"in [{PAGE_NBYTES}, capacity={capacity_nbytes}]"
             )
         self.slab_nbytes = slab_nbytes
         self.num_slabs = capacity_nbytes // slab_nbytes

@@ -119,8 +119,7 @@ class PrefixStore:
         self._check_open()
         started = self._clock()
         memory = self._memory
-        memory.namespaces[chain.namespace]  # refuses one that is not open
-        rows = memory.index.pin(chain.keys)
+        rows = self._pin(chain)
         offsets = [memory.index.rows.offset[row] for row in rows]
         lease = Lease(memory=memory, chain=chain, rows=rows, offsets=offsets, by_tier={})
         num_here = lease.by_tier[memory.name] = len(rows)
@@ -224,6 +223,13 @@ class PrefixStore:
     def _all_tiers(self) -> list[Tier]:
         return [self._memory, *(lower.tier for lower in self._lower)]
 
+    def _pin(self, chain: KeyChain) -> list[int]:
+        return self._memory.index.pin(
+            chain.keys,
+            namespace=self._memory.namespaces[chain.namespace],
+            block_nbytes=chain.block_nbytes,
+        )
+
     def _promote(self, lower: _Lower, lease: Lease, held: int, timeout_s: float | None) -> None:
         """Extend a lease to block `held` by reading from a lower tier."""
         memory, chain = self._memory, lease.chain
@@ -251,7 +257,7 @@ class PrefixStore:
     def _write_behind(self, lower: _Lower, chain: KeyChain, rows: list[int]) -> None:
         """Write blocks that memory holds and a lower tier lost or never got."""
         memory = self._memory
-        pinned = memory.index.pin(chain.keys)
+        pinned = self._pin(chain)
         hold = SharedHold(lambda: memory.index.unpin(pinned))
         if pinned == rows:
             offsets = memory.index.rows.offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -53,6 +54,11 @@ class LosesRoom(DictTier):
         def finish(self):
             self.reserved = {index for index in self.reserved if self.data[index] is not None}
             return super().finish()
+
+
+class Hangs(DictTier):
+    def flush(self):
+        time.sleep(3600)
 
 
 def test_conform_finds_nothing_in_a_sound_tier():
@@ -115,7 +121,7 @@ def test_the_state_machine_catches(mutant):
     machine = tier_state_machine(partial(DictHarness, mutant))
     quick = settings(
         machine.TestCase.settings,
-        max_examples=300,
+        max_examples=100,
         phases=[Phase.generate],
         derandomize=True,
         database=None,
@@ -123,3 +129,10 @@ def test_the_state_machine_catches(mutant):
     )
     with pytest.raises((AssertionError, ExceptionGroup)):
         run_state_machine_as_test(machine, settings=quick)
+
+
+def test_a_tier_that_hangs_fails(monkeypatch):
+    monkeypatch.setattr("headstart.testing.bounds.TEST_TIMEOUT_S", 0.2)
+    findings = conform(partial(DictHarness, Hangs), only=["test_flush_changes_nothing"])
+    assert [each.status for each in findings] == [Status.FAILED]
+    assert "TimeoutError" in findings[0].detail

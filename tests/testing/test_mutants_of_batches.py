@@ -197,12 +197,13 @@ class PublishesUnwrittenBlocks(DictTier):
             return super().finish()
 
 
-class RunsInOrderOnly(DictTier):
-    """Expects index 0 first."""
+class CountsInsteadOfIndexing(DictTier):
+    """Takes the n-th run for that of block n."""
 
     class write_type(DictWrite):
         def run(self, index):
-            super().run(len([data for data in self.data if data is not None]))
+            num_run = len(self.data) - self.data.count(None)
+            self.data[num_run] = bytes(self.sources[index][: self.chain.block_nbytes])
 
 
 class CountsReadyBlocksAnywhere(DictTier):
@@ -284,7 +285,7 @@ MUTANTS = {
     DamagesOnRewrite: ["test_a_second_version_leaves_a_valid_block"],
     PublishesTooEarly: ["test_an_unfinished_write_is_not_held"],
     PublishesUnwrittenBlocks: ["test_an_index_not_run_is_not_stored"],
-    RunsInOrderOnly: ["test_an_index_not_run_is_not_stored"],
+    CountsInsteadOfIndexing: ["test_indices_in_reverse_order"],
     CountsReadyBlocksAnywhere: ["test_ready_blocks_of_a_read"],
     PromisesReadyBlocks: ["test_ready_blocks_of_a_write"],
     LeaksTheRoomOfUnfinishedBlocks: ["test_abandoned_writes_leak_no_room"],

@@ -65,11 +65,10 @@ def bench_bookkeeping(
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[ReopenResult, LookupResult]:
     """Fill, reopen and look up in a fresh directory under `root`. Raises ConfigError."""
-    with scratch_root(root, num_blocks * _SLOT_NBYTES) as folder:
+    with scratch_root(root, (num_blocks + 64) * _SLOT_NBYTES) as folder:
+        slab_nbytes = -(-num_blocks // 64) * _SLOT_NBYTES
         options = FileTierOptions(
-            root=folder / "tier",
-            capacity_nbytes=num_blocks * _SLOT_NBYTES,
-            slab_nbytes=max(1, num_blocks // 64) * _SLOT_NBYTES,
+            root=folder / "tier", capacity_nbytes=64 * slab_nbytes, slab_nbytes=slab_nbytes
         )
         _fill(options, num_blocks, num_keys, progress)
         _forget_cached(folder / "tier" / "index.log")

@@ -144,12 +144,17 @@ def _locked(path: Path) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers' own progress bars off the terminal."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_utils
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    # This module's bar does not follow that switch.
+    bar = getattr(gguf_utils, "tqdm", None)
+    gguf_utils.tqdm = lambda tensors, **_: tensors
     try:
         yield
     finally:
+        gguf_utils.tqdm = bar
         if was_on:
             logging.enable_progress_bar()

@@ -56,9 +56,9 @@ def check_invariants(rig: TierRig) -> None:
     """
     try:
         bounded_stats(rig)
+        check_closed(rig)
     except ClosedError:
         return
     own = getattr(rig.tier, "check_invariants", None)
     if own is not None:
         own()
-    check_closed(rig)

@@ -1,7 +1,5 @@
 """Group of the tier contract: what a batch of reads or writes answers."""
 
-# ruff: noqa: D102 - the name of a test says what must hold
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -186,8 +184,9 @@ class BatchTests:
             opened = rig.begin_read(chain)
             indices = range(len(opened.batch))[start::step]
             outcomes = opened.end(indices)
-            assert set(outcomes) <= {DONE, MISS}
-            assert MISS in outcomes, "a block that was not read came out DONE"
+            assert set(outcomes) <= {DONE, MISS}, f"not run is a miss, got {outcomes}"
+            if len(indices) < len(opened.batch):  # one index may move several blocks
+                assert MISS in outcomes, "a block that was not read came out DONE"
         rig.expect(chain)
 
     def test_an_index_not_run_is_not_stored(self, rig: TierRig) -> None:
@@ -195,10 +194,13 @@ class BatchTests:
             chain = rig.chain([f"{number}{content}" for content in "abcd"])
             opened = rig.begin_write(chain)
             assert len(opened.batch) > 0
-            outcomes = opened.end(range(len(opened.batch))[start::step])
-            assert set(outcomes) <= {DONE, MISS, Outcome.ORPHAN}
+            indices = range(len(opened.batch))[start::step]
+            outcomes = opened.end(indices)
+            wanted = {DONE, MISS, Outcome.ORPHAN}
+            assert set(outcomes) <= wanted, f"not run is a miss, got {outcomes}"
             check_write(rig, chain, outcomes)
-            assert not all(held(rig, chain)), "a block that was not written is held"
+            if len(indices) < len(opened.batch):  # one index may move several blocks
+                assert not all(held(rig, chain)), "a block that was not written is held"
 
     def test_an_unfinished_write_is_not_held(self, rig: TierRig) -> None:
         chain = rig.chain("abc")
@@ -250,6 +252,9 @@ class BatchTests:
         _check_ready(opened, list(range(len(opened.batch))))
         opened = rig.begin_write(rig.chain("awxyz"))
         _check_ready(opened, list(range(len(opened.batch)))[::-1])
+        for path in ("mn", "opq"):
+            opened = rig.begin_write(rig.chain(path))
+            _check_ready(opened, list(range(len(opened.batch)))[: len(path) - 2])
 
     def test_bytes_in_flight_are_told(self, rig: TierRig) -> None:
         for begin in (rig.begin_write, rig.begin_read):
@@ -275,4 +280,4 @@ class BatchTests:
             outcomes = rig.read(replace(chain, block_nbytes=chain.block_nbytes // 2))
         except HeadstartError:
             return
-        assert DONE not in outcomes
+        assert DONE not in outcomes, "a part of a block came out as a block"

@@ -1,7 +1,5 @@
 """Group of the tier contract: what happens to blocks that their medium damaged."""
 
-# ruff: noqa: D102 - the name of a test says what must hold
-
 from __future__ import annotations
 
 import pytest
@@ -118,8 +116,9 @@ class DamageTests:
         report = rig.tier.verify(lambda done, total: calls.append((done, total)))
         assert report.good
         assert (report.num_blocks, report.num_damaged, report.num_failed) == (5, 0, 0)
-        assert report.read_nbytes >= 5 * rig.namespace.layout.block_nbytes
         assert report.seconds >= 0
         assert calls == sorted(calls)
-        assert calls[-1] == (5, 5)
+        if rig.harness.damages:  # a medium that cannot be damaged need not be read
+            assert report.read_nbytes >= 5 * rig.namespace.layout.block_nbytes
+            assert calls[-1] == (5, 5)
         rig.expect(rig.chain("abcd"), rig.chain("w"))

@@ -1,7 +1,5 @@
 """Group of the tier contract: opening again, closing, statistics, the harness's own honesty."""
 
-# ruff: noqa: D102 - the name of a test says what must hold
-
 from __future__ import annotations
 
 from collections.abc import Callable

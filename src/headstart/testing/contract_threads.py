@@ -1,7 +1,5 @@
 """Group of the tier contract: many threads, and readers beside writers."""
 
-# ruff: noqa: D102 - the name of a test says what must hold
-
 from __future__ import annotations
 
 import random
@@ -139,3 +137,5 @@ class ThreadTests:
         rig.store(*fresh)
         rig.expect(*fresh)
         check_books(rig)
+        rig.tier.discard_namespace(rig.namespace.id)
+        assert bounded_stats(rig).used_nbytes == 0, "room is in use, but no block is held"

@@ -1,7 +1,5 @@
 """The harness of `DictTier`: an example of how to write one."""
 
-# ruff: noqa: D102 - the methods of a harness mean what its protocol says
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

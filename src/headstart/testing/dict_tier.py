@@ -6,8 +6,6 @@ simple, and slow. The tier's methods answer the caller, its `Books` know what is
 batches move bytes.
 """
 
-# ruff: noqa: D102 - the methods of a tier and of a batch mean what their protocols say
-
 from __future__ import annotations
 
 import hashlib

@@ -3,8 +3,6 @@
 Both are tiers themselves. They delegate every call and wrap the batches that come back.
 """
 
-# ruff: noqa: D102 - the methods of a tier and of a batch mean what their protocols say
-
 from __future__ import annotations
 
 import threading

@@ -1,10 +1,9 @@
 """A hypothesis state machine for tiers: whatever the order of calls, forget but never lie."""
 
-# ruff: noqa: D102 - a rule is what its name says
-
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -15,15 +14,15 @@ from headstart.testing.bounds import bounded
 from headstart.testing.checks import bounded_stats, check_books, check_invariants, held
 from headstart.testing.harness import Damage, Ending, TierHarness, kit_namespace
 from headstart.testing.rig import OpenBatch, TierRig
-from headstart.types import KeyChain, Outcome
+from headstart.types import BlockKey, KeyChain, Outcome
 
 MAX_OPEN = 3
 _PATHS = ("abcdef", "abcxyz", "abuvw", "qrst", "qrs1", "m")
 """Prompts: two trees of prefixes and a lone block."""
 
 chains = st.tuples(
-    st.integers(0, 1), st.sampled_from(_PATHS), st.integers(0, 6), st.integers(0, 6)
-).map(lambda drawn: (drawn[0], drawn[1], *sorted(drawn[2:])))
+    st.integers(0, 1), st.sampled_from(_PATHS), st.sampled_from((0, 0, 0, 1, 2, 3)), st.just(6)
+) | st.tuples(st.integers(0, 1), st.sampled_from(_PATHS), st.just(0), st.integers(0, 5))
 """Namespace, path, start, stop; to be cut to the path's length."""
 
 versions = st.integers(0, 2)
@@ -49,8 +48,8 @@ class TierStates(RuleBasedStateMachine):
         self.spaces = [self.rig.namespace, self.rig.open_namespace(kit_namespace("other"))]
         self.opened: list[OpenBatch] = []
         self.num_fills = 0
-        self.damaged = False
-        """A damaged block may still be held; lookups then promise nothing."""
+        self.damaged: set[BlockKey] = set()
+        """Blocks that may be held and damaged; while there are any, lookups promise nothing."""
 
     def chain(self, drawn: tuple[int, str, int, int]) -> KeyChain:
         """The drawn run of a chain."""
@@ -61,6 +60,12 @@ class TierStates(RuleBasedStateMachine):
     def indices(self, opened: OpenBatch, subset: int) -> list[int]:
         """The indices of a batch that a bit mask names."""
         return [index for index in range(len(opened.batch)) if subset >> (index % 6) & 1]
+
+    def read_alone(self, key: BlockKey) -> None:
+        """Read one block; in one of the namespaces it is held."""
+        for space in self.spaces:
+            chain = replace(self.rig.chain("a", space), keys=(key,), parent=None)
+            self.rig.read(chain)
 
     @rule(drawn=chains, version=versions)
     @bounded
@@ -128,23 +133,23 @@ class TierStates(RuleBasedStateMachine):
         for path in _PATHS:
             assert not any(held(self.rig, self.rig.chain(path, self.spaces[space])))
 
-    @rule(drawn=chains, kind=st.sampled_from(Damage), donor=chains)
+    @rule(
+        kind=st.sampled_from(Damage),
+        victim=st.integers(0, 63),
+        donor=st.integers(0, 63),
+        read_at_once=st.booleans(),
+    )
     @bounded
-    def damage(
-        self,
-        drawn: tuple[int, str, int, int],
-        kind: Damage,
-        donor: tuple[int, str, int, int],
-    ) -> None:
-        victims, donors = self.chain(drawn), self.chain(donor)
-        num_victims = self.rig.tier.lookup(victims.keys)
-        num_donors = self.rig.tier.lookup(donors.keys)
-        if kind not in self.rig.harness.damages or not num_victims or not num_donors:
-            return
-        key, other = victims.keys[num_victims - 1], donors.keys[num_donors - 1]
-        if key != other:
-            self.rig.harness.damage(self.rig.tier, key, kind, other)
-            self.damaged = True
+    def damage(self, kind: Damage, victim: int, donor: int, read_at_once: bool) -> None:
+        unharmed = (key for key in self.rig.ledger.parents if key not in self.damaged)
+        keys = [key for key in unharmed if self.rig.tier.lookup([key])]
+        if kind in self.rig.harness.damages and len(keys) > 1:
+            key = keys.pop(victim % len(keys))
+            donor_key = keys[donor % len(keys)]
+            self.rig.harness.damage(self.rig.tier, key, kind, donor_key)
+            self.damaged.add(key)
+            if read_at_once:
+                self.read_alone(key)
 
     @rule()
     @bounded
@@ -153,14 +158,15 @@ class TierStates(RuleBasedStateMachine):
         report = self.rig.tier.verify()
         assert report.good, "verify() left damaged blocks behind"
         assert report.num_blocks == bounded_stats(self.rig).num_blocks
-        self.damaged = False
+        self.damaged.clear()
 
     @rule(num_blocks=st.integers(1, 20))
     @bounded
     def fill(self, num_blocks: int) -> None:
         for _ in range(num_blocks):
             self.num_fills += 1
-            self.rig.write(self.rig.chain([f"fill{self.num_fills}"]))
+            outcomes = self.rig.write(self.rig.chain([f"fill{self.num_fills}"]))
+            assert self.opened or outcomes == [Outcome.DONE], "no room, though nothing is open"
 
     @precondition(lambda self: self.rig.harness.durable)
     @rule(ending=st.sampled_from(Ending), flushed=st.booleans())
@@ -184,6 +190,9 @@ class TierStates(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         check_invariants(self.rig)
         check_books(self.rig)
+        stats = self.rig.tier.stats()
+        if stats.num_blocks == 0 and not self.opened:
+            assert stats.used_nbytes == 0, "room is in use, but no block is held or being written"
 
     def teardown(self) -> None:
         while self.opened:

@@ -18,10 +18,14 @@ The contract, which `headstart.testing.TierContract` checks:
   at a page boundary and are `align_up(block_nbytes)` long (an arena slot), so that direct I/O needs
   no copy. The bytes past `block_nbytes` are undefined.
 - A target whose outcome is not DONE may hold anything.
+- `keys` and chains are runs of one prompt, in its order. A namespace that is not open is refused by
+  ConfigError, a wrong number or length of buffers by ValueError.
 - Prefixes are closed: a block is held only while its parent is. A write whose parent is not held is
   ORPHAN, eviction takes leaves first, discarding a block discards its descendants.
 - No method raises for what a medium does (damage, errors, no room): that is an `Outcome`.
-  After `close()` every method but `close()` raises ClosedError.
+  After `close()` every method but `close()` raises ClosedError; batches are finished before it.
+- A batch that is open while its blocks are discarded keeps its memory; a write of them may still be
+  published afterwards.
 - All methods may be called from any thread.
 """
 

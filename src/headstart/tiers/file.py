@@ -117,7 +117,7 @@ class FileTier:
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `Tier.touch`."""
         self._check_open()
-        self.index.unpin(self.index.pin(keys))
+        self.index.touch(keys)
 
     def begin_read(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
         """See `Tier.begin_read`."""
@@ -145,6 +145,7 @@ class FileTier:
 
     def stats(self) -> TierStats:
         """See `Tier.stats`."""
+        self._check_open()
         return self.counters.stats(self.name, self.index)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
@@ -208,6 +209,12 @@ class FileTier:
         except OSError as error:
             self.counters.add(num_failed=1)
             _log.warning("the index log cannot be written: %s", error)
+
+    def note_damage(self, found: list[Damage]) -> None:
+        """Count dropped blocks by cause, and write down that they are gone."""
+        with self._lock:
+            self.damage.update(found)
+        self.commit()
 
     def _open(self, options: FileTierOptions, now: float) -> None:
         uuid, slab_nbytes = self._root.describe(

@@ -78,7 +78,7 @@ class MemoryTier:
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `Tier.touch`."""
         self._check_open()
-        self.index.unpin(self.index.pin(keys))
+        self.index.touch(keys)
 
     def begin_read(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
         """See `Tier.begin_read`."""
@@ -102,6 +102,7 @@ class MemoryTier:
 
     def stats(self) -> TierStats:
         """See `Tier.stats`."""
+        self._check_open()
         return self.counters.stats(self.name, self.index)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
@@ -140,10 +141,13 @@ class _CopyOut:
 
     def __init__(self, tier: MemoryTier, chain: KeyChain, targets: Sequence[memoryview]) -> None:
         check_memory(chain, targets)
-        tier.namespaces[chain.namespace]  # refuses one that is not open
         self.item_nbytes = chain.block_nbytes
         self._tier, self._targets = tier, targets
-        self._rows = tier.index.pin(chain.keys)
+        self._rows = tier.index.pin(
+            chain.keys,
+            namespace=tier.namespaces[chain.namespace],
+            block_nbytes=chain.block_nbytes,
+        )
         offsets = tier.index.rows.offset
         self._sources = [tier.view(offsets[row], chain.block_nbytes) for row in self._rows]
         self._outcomes = [Outcome.MISS] * len(chain)
@@ -181,7 +185,11 @@ class _CopyIn:
         index = tier.index
         self._num_held = index.lookup(chain.keys)
         above = chain.keys[self._num_held - 1] if self._num_held else chain.parent
-        self._pinned = [] if above is None else index.pin([above])
+        self._pinned = index.pin(
+            () if above is None else (above,),
+            namespace=namespace,
+            block_nbytes=chain.block_nbytes,
+        )
         self._orphan = above is not None and not self._pinned
         wanted = 0 if self._orphan else len(chain) - self._num_held
         self._slots = index.reserve(chain.block_nbytes, wanted)

@@ -1,0 +1,99 @@
+"""The queue of leaves against a model that sorts."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headstart.policies import LeafQueue
+
+rows = st.integers(0, 30)
+
+
+class QueueStates(RuleBasedStateMachine):
+    """The model is a priority for each candidate; priorities only rise, as the queue is promised."""
+
+    def __init__(self):
+        super().__init__()
+        self.candidates = {}
+        self.queue = LeafQueue(self.candidates.get)
+        self.clock = 0
+
+    def tick(self):
+        self.clock += 1
+        return self.clock
+
+    @rule(row=rows)
+    def becomes_candidate(self, row):
+        if row not in self.candidates:
+            self.candidates[row] = self.tick()
+        self.queue.offer(row, self.candidates[row])
+
+    @rule(row=rows)
+    def is_hit(self, row):
+        if row in self.candidates:
+            self.candidates[row] = self.tick()
+
+    @rule(row=rows)
+    def is_no_candidate_any_more(self, row):
+        self.candidates.pop(row, None)
+
+    @rule(row=rows)
+    def comes_back_with_a_stale_entry(self, row):
+        """A row that was given to another block while its old entry lies in the heap."""
+        self.candidates[row] = self.tick()
+        self.queue.offer(row, self.candidates[row])
+
+    @precondition(lambda self: self.candidates)
+    @rule()
+    def evict(self):
+        priority, row = self.queue.coldest()
+        assert self.candidates[row] == priority
+        del self.candidates[row]
+
+    @rule()
+    def load(self):
+        """A new queue of the same candidates, as after a restart."""
+        self.queue = LeafQueue(self.candidates.get)
+        self.queue.load(sorted(p << 32 | row for row, p in self.candidates.items()))
+
+    @invariant()
+    def coldest_is_the_lowest(self):
+        wanted = min(((p, row) for row, p in self.candidates.items()), default=None)
+        assert self.queue.coldest() == wanted
+        assert self.queue.coldest() == wanted, "asking changes nothing"
+
+    @invariant()
+    def every_candidate_is_queued_once(self):
+        assert all(row in self.queue for row in self.candidates)
+        assert len(self.queue) <= 31
+
+
+TestQueue = QueueStates.TestCase
+
+
+def test_an_empty_queue():
+    queue = LeafQueue({}.get)
+    assert queue.coldest() is None
+    assert len(queue) == 0
+    assert 5 not in queue
+    queue.load([])
+    assert queue.coldest() is None
+
+
+def test_equal_priorities_leave_by_row():
+    candidates = dict.fromkeys([3, 1, 2], 7)
+    queue = LeafQueue(candidates.get)
+    for row in candidates:
+        queue.offer(row, 7)
+    order = []
+    while (coldest := queue.coldest()) is not None:
+        order.append(coldest[1])
+        del candidates[coldest[1]]
+    assert order == [1, 2, 3]
+
+
+def test_large_priorities():
+    candidates = {5000: 2**62 + 1}
+    queue = LeafQueue(candidates.get)
+    queue.offer(5000, candidates[5000])
+    assert queue.coldest() == (2**62 + 1, 5000)
+    assert 4999 not in queue
