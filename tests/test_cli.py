@@ -189,7 +189,7 @@ def test_a_row_must_fit_the_columns():
 
 def test_progress_is_silent_where_stderr_is_no_terminal(capsys):
     with render.progress("reading") as advance:
-        advance(1, 2)
+        advance("blocks", 1, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -197,8 +197,9 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with render.progress("reading") as advance:
-        advance(1, 2)
+        advance("blocks", 1, 2)
     assert "reading" in terminal.getvalue()
+    assert "blocks" in terminal.getvalue()
 
 
 def test_a_document_needs_a_schema():

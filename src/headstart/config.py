@@ -147,6 +147,11 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     return Path(base) / "headstart"
 
 
+def forbid_downloads() -> None:
+    """Keep the model libraries of this process and its children from looking things up online."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 def open_store(settings: Settings | None = None) -> PrefixStore:
     """Allocate, open and connect everything that `settings` (default: `load_settings()`) ask for.
 

@@ -47,7 +47,8 @@ class Journal:
         self._fd = -1
         self._end = 0  # file offset after the last whole group
         self._num_records = 0
-        self._backlog = b""  # changes that could not be written yet
+        self._backlog = b""  # changes that are not written yet
+        self._gap = False  # changes were forgotten: only a compaction makes the log whole
         self.num_cut = 0
         """Bytes cut off a torn end when the log was read."""
 
@@ -79,17 +80,16 @@ class Journal:
         """Append the index's changes since the last commit.
 
         Raises OSError when the medium refuses; the changes are then kept and written, in order,
-        with the next commit. Beyond a limit they are forgotten until the next compaction.
+        with the next commit. Beyond a limit they are forgotten: then nothing is appended, which
+        would leave a log that is no past state, and commits compact until that succeeds.
         """
         with self._lock:
-            records = self._backlog + index.take_log()
-            if not records:
-                return
-            self._backlog = records if len(records) <= _MAX_BACKLOG_NBYTES else b""
-            self._write(_group(records, self._end))
-            self._backlog = b""
-            self._num_records += len(records) // RECORD.itemsize
-            if self._num_records > 2 * len(index) + _SLACK_RECORDS:
+            self._collect(index)
+            if self._backlog:
+                self._write(_group(self._backlog, self._end))
+                self._num_records += len(self._backlog) // RECORD.itemsize
+                self._backlog = b""
+            if self._gap or self._num_records > 2 * len(index) + _SLACK_RECORDS:
                 self._compact(index)
 
     def compact(self, index: Index) -> None:
@@ -104,9 +104,16 @@ class Journal:
                 os.close(self._fd)
                 self._fd = -1
 
+    def _collect(self, index: Index) -> None:
+        """Move the index's changes to the backlog, which is bounded."""
+        self._backlog += index.take_log()
+        if self._gap or len(self._backlog) > _MAX_BACKLOG_NBYTES:
+            self._backlog, self._gap = b"", True
+
     def _compact(self, index: Index) -> None:
-        # What changes in between is in both, and says the same.
-        index.take_log()
+        # First the changes, which are kept if this fails. What changes before the records are
+        # taken is in them and in the next commit, and says the same.
+        self._collect(index)
         records = index.held()
         temporary = self._path.with_suffix(".tmp")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -118,10 +125,11 @@ class Journal:
             temporary.rename(self._path)
         except OSError:
             os.close(fd)
+            temporary.unlink(missing_ok=True)
             raise
         os.close(self._fd)
         self._fd, self._end = fd, len(header) + len(group)
-        self._num_records, self._backlog = len(records), b""
+        self._num_records, self._backlog, self._gap = len(records), b"", False
 
     def _start_empty(self) -> None:
         os.ftruncate(self._fd, 0)
@@ -165,20 +173,21 @@ def restorable(
     """The records that can be restored as they stand: a closed forest of well-placed blocks.
 
     `records` are the newest of their row. A sound log loses none here unless the capacity shrank;
-    this is the second check of a pair, after the log's checksums. Refused are blocks that overlap,
-    lie outside the capacity or off their slab's slot grid, and all whose ancestor is refused or
-    missing.
+    this is the second check of a pair, after the log's checksums. Refused are blocks that overlap
+    a newer one, lie outside the capacity or off their slab's slot grid, and all whose ancestor is
+    refused or missing.
     """
     if not len(records):
         return records
     slot = by_value(records["block_nbytes"], slot_nbytes)
     slab, within = np.divmod(records["offset"], np.uint64(slab_nbytes))
-    good = (slot <= slab_nbytes) & (slab < capacity_nbytes // slab_nbytes)
+    num_slabs = capacity_nbytes // slab_nbytes
+    good = (slot <= slab_nbytes) & (slab < num_slabs)
     good &= (within % slot == 0) & (within + slot <= slab_nbytes)
-    order = np.argsort(records["offset"], kind="stable")
-    overlaps = np.append(False, np.diff(records["offset"][order]) == 0)
-    good[order[overlaps]] = False
-    slot_of_slab = np.zeros(int(slab.max()) + 1, np.uint64)
+    order = np.lexsort((records["generation"], records["offset"]))
+    good[order[:-1][np.diff(records["offset"][order]) == 0]] = False
+    slab = np.minimum(slab, np.uint64(num_slabs))  # one more for all that lie outside
+    slot_of_slab = np.zeros(num_slabs + 1, np.uint64)
     slot_of_slab[slab] = slot  # a slab has one slot size: that of its last record
     good &= slot == slot_of_slab[slab]
     above = _parents(records)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from types import SimpleNamespace
+
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from headstart.config import Settings, open_store
 
+# What these modules import on their first lines.
+_WITH_TORCH = [
+    "test_never_a_hit.py",
+    "test_real_model.py",
+    "test_refused.py",
+    "test_transformers.py",
+]
+collect_ignore = [] if find_spec("torch") and find_spec("transformers") else _WITH_TORCH
 
-def make_model(seed=0, *, dtype=torch.float32, **changes):
+
+BLOCK = 16
+
+
+def make_model(seed=0, *, dtype="float32", **changes):
     """A random Llama with grouped-query attention: 3 layers, 2 KV heads, vocabulary of 300."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     fields = {
         "vocab_size": 300,
         "hidden_size": 64,
@@ -29,17 +42,21 @@ def make_model(seed=0, *, dtype=torch.float32, **changes):
     }
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**{**fields, **changes}))
-    return model.to(dtype).eval()
+    return model.to(getattr(torch, dtype)).eval()
 
 
 def random_tokens(count, seed=0):
     """Random token ids of the tiny model's vocabulary."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, 299, (count,), generator=generator).tolist()
 
 
 def plain_generate(model, tokens, max_new_tokens):
     """What the model answers by itself."""
+    import torch
+
     prompt = torch.tensor([tokens])
     output = model.generate(
         input_ids=prompt,
@@ -48,6 +65,14 @@ def plain_generate(model, tokens, max_new_tokens):
         do_sample=False,
     )
     return output[0, len(tokens) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """`make_model`, `random_tokens` and `plain_generate`, which tests cannot import from here."""
+    return SimpleNamespace(
+        make_model=make_model, random_tokens=random_tokens, plain_generate=plain_generate
+    )
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +102,24 @@ def make_store(tmp_path):
 @pytest.fixture
 def store(make_store):
     return make_store()
+
+
+@pytest.fixture
+def engine_for():
+    """Makes an engine with small blocks and without a tokenizer."""
+    from headstart.engines.transformers import CachedModel
+
+    def make(model, store, **options):
+        return CachedModel(model, None, store, **{"block_size": BLOCK, **options})
+
+    return make
+
+
+@pytest.fixture
+def filled(model, store, engine_for):
+    """A store that holds a prompt of six blocks of the model, and the prompt."""
+    tokens = random_tokens(6 * BLOCK)
+    for _ in range(2):
+        answer = engine_for(model, store).generate(tokens, max_new_tokens=1)
+    assert answer.hit_tokens == 6 * BLOCK - 1
+    return store, tokens

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__, render
-from headstart.cli import bench, config
+from headstart.cli import bench, config, demo
 from headstart.errors import HeadstartError
 
 EXIT_USAGE = 2
@@ -22,6 +22,7 @@ app = typer.Typer(
     # A bug shows Python's own traceback, without the values of local variables.
     pretty_exceptions_enable=False,
 )
+app.command(name="demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 

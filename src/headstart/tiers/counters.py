@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
+from headstart.blockfile import Damage
 from headstart.index import Index
 from headstart.types import TierStats
 
@@ -13,6 +15,8 @@ class Counters:
     """Named sums, added to from any thread. The index counts what happens to its rows itself."""
 
     def __init__(self) -> None:
+        self.damage: Counter[Damage] = Counter()
+        """Dropped blocks by cause."""
         self._sums: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -20,6 +24,11 @@ class Counters:
         """Add to fields of `TierStats` by name."""
         with self._lock:
             self._sums.update(numbers)
+
+    def add_damage(self, found: Sequence[Damage]) -> None:
+        """Count dropped blocks by cause."""
+        with self._lock:
+            self.damage.update(found)
 
     def stats(self, name: str, index: Index) -> TierStats:
         """The tier's statistics now."""

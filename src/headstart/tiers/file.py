@@ -77,8 +77,6 @@ class FileTier:
                 f"capacity {format_nbytes(options.capacity_nbytes)} is smaller than the smallest "
                 f"block, {format_nbytes(HEADER_NBYTES + PAGE_NBYTES)}"
             )
-        self.damage: Counter[Damage] = Counter()
-        """Dropped blocks by cause."""
         self.counters = Counters()
         self._lock = threading.Lock()
         self._closed = False
@@ -88,6 +86,11 @@ class FileTier:
         except BaseException:
             self._root.close()
             raise
+
+    @property
+    def damage(self) -> Counter[Damage]:
+        """Dropped blocks by cause since the tier was opened."""
+        return self.counters.damage
 
     def open_namespace(self, namespace: Namespace) -> None:
         """See `Tier.open_namespace`."""
@@ -209,12 +212,6 @@ class FileTier:
         except OSError as error:
             self.counters.add(num_failed=1)
             _log.warning("the index log cannot be written: %s", error)
-
-    def note_damage(self, found: list[Damage]) -> None:
-        """Count dropped blocks by cause, and write down that they are gone."""
-        with self._lock:
-            self.damage.update(found)
-        self.commit()
 
     def _open(self, options: FileTierOptions, now: float) -> None:
         uuid, slab_nbytes = self._root.describe(

@@ -102,7 +102,8 @@ class ReadBatch:
         ]
         tier.index.unpin(self._rows, damaged=damaged)
         if damaged:
-            tier.note_damage(self._damage)
+            tier.counters.add_damage(self._damage)
+            tier.commit()
         done = outcomes.count(Outcome.DONE)
         tier.counters.add(
             num_hits=done,
