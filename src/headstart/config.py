@@ -211,11 +211,12 @@ def inflight_nbytes(tier: FileTier, path: Path) -> int:
         pass
     if len(tier.index):
         return DEFAULT_INFLIGHT_NBYTES
-    memory = memoryview(mmap.mmap(-1, 8 << 20))
+    memory = memoryview(mmap.mmap(-1, 16 << 20))
     try:
-        span = min(_CALIBRATION_NBYTES, tier.volume.capacity_nbytes) // (1 << 20)
-        for number in range(span):
-            tier.volume.write(number << 20, [memory[: 1 << 20]])
+        piece, slab_nbytes = memory[: 1 << 20], tier.index.slots.slab_nbytes
+        for offset in range(0, min(_CALIBRATION_NBYTES, tier.volume.capacity_nbytes), len(piece)):
+            if offset % slab_nbytes + len(piece) <= slab_nbytes:  # a write must not leave its slab
+                tier.volume.write(offset, [piece])
         nbytes = measure_inflight_nbytes(tier.volume, memory)
         path.write_text(json.dumps({"inflight_nbytes": nbytes}))
     except OSError as error:

@@ -23,7 +23,6 @@ from itertools import count
 from headstart.tiers.base import Batch
 from headstart.tiers.volume import Volume
 from headstart.types import Outcome
-from headstart.units import PAGE_NBYTES
 
 _log = logging.getLogger(__name__)
 DEFAULT_INFLIGHT_NBYTES = 4 << 20
@@ -244,25 +243,22 @@ class Transfer:
 
 
 def measure_inflight_nbytes(
-    volume: Volume, memory: memoryview, *, item_nbytes: int = 128 << 10, seconds: float = 0.05
+    volume: Volume, memory: memoryview, *, item_nbytes: int = 512 << 10, seconds: float = 0.1
 ) -> int:
-    """Bytes in flight from which more bring less than 5 % of a device's read bandwidth.
+    """Bytes in flight from which more bring less than 2 % of a device's read bandwidth.
 
-    Reads random places of `volume` into `memory` (page-aligned, for at least 4 items) with 4, 8,
-    16 and 32 threads, `seconds` each. The places should have been written once: unwritten extents
+    Reads random places of `volume` into `memory` (page-aligned, for at least 4 items) with 4, 8, 16
+    and 32 threads, `seconds` each. The places should have been written once: unwritten extents
     read as zeros without touching the device. Raises OSError when the device cannot be read.
     """
     rates: dict[int, float] = {}
-    num_items = volume.capacity_nbytes // item_nbytes
-    num_buffers = len(memory) // item_nbytes
     for num_threads in (4, 8, 16, 32):
-        if num_threads > num_buffers or num_items < 2:
-            break
-        rates[num_threads] = _read_rate(volume, memory, item_nbytes, num_threads, seconds)
+        if num_threads * item_nbytes <= min(len(memory), volume.capacity_nbytes):
+            rates[num_threads] = _read_rate(volume, memory, item_nbytes, num_threads, seconds)
     if not rates:
         return DEFAULT_INFLIGHT_NBYTES
-    enough = min(n for n, rate in rates.items() if rate >= 0.95 * max(rates.values()))
-    return max(enough * item_nbytes, PAGE_NBYTES)
+    enough = min(n for n, rate in rates.items() if rate >= 0.98 * max(rates.values()))
+    return enough * item_nbytes
 
 
 def _read_rate(
