@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from headstart.units import PAGE_NBYTES
 
 NBYTES = 64 * PAGE_NBYTES
 F_GET_SEALS = 1034
+DESCRIPTORS = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -104,11 +106,11 @@ def test_memory_that_cannot_be_allocated_is_a_clear_error(monkeypatch):
     def refuse(fd, offset, length):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len(list(DESCRIPTORS.iterdir()))
     monkeypatch.setattr(arena_module.os, "posix_fallocate", refuse)
     with pytest.raises(ConfigError, match=r"memory\.capacity: cannot allocate 256 KiB: Cannot"):
         Arena(NBYTES)
-    assert len(os.listdir("/proc/self/fd")) == opened, "the descriptor leaks"
+    assert len(list(DESCRIPTORS.iterdir())) == opened, "the descriptor leaks"
 
 
 def test_it_is_populated(arena):

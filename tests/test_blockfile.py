@@ -1,7 +1,7 @@
 """The bytes of a block on a medium: the golden header, and that no damage passes."""
 
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import xxhash
@@ -33,6 +33,9 @@ FIELDS = {
     "payload checksum": range(136, 152),
 }
 GENERATION = (1 << 40) + 3
+KEY = BlockKey(bytes(range(32)))
+PARENT = BlockKey(b"\x11" * 32)
+SPACE = NamespaceId(b"\x22" * 32)
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Block:
     """A block as it is written, and what a reader expects of it."""
 
     payload: bytes = bytes(range(256)) * 20
-    key: BlockKey = BlockKey(bytes(range(32)))
-    parent: BlockKey | None = BlockKey(b"\x11" * 32)
-    namespace: NamespaceId = field(default=NamespaceId(b"\x22" * 32))
+    key: BlockKey = KEY
+    parent: BlockKey | None = PARENT
+    namespace: NamespaceId = SPACE
     generation: int = GENERATION
 
     def header(self) -> bytearray:
@@ -136,8 +139,9 @@ def test_every_flipped_bit_of_a_field_is_found(name):
 
 def test_a_flipped_bit_anywhere_in_the_header_page_is_found():
     header = BLOCK.header()
-    bits = {*range(0, 8 * HEADER_NBYTES, 37), *range(8 * FIELDS_NBYTES - 16, 8 * FIELDS_NBYTES + 16)}
-    for bit in sorted({*bits, 8 * HEADER_NBYTES - 1}):
+    end = 8 * FIELDS_NBYTES
+    bits = {*range(0, 8 * HEADER_NBYTES, 37), *range(end - 16, end + 16), 8 * HEADER_NBYTES - 1}
+    for bit in sorted(bits):
         assert BLOCK.inspect(flipped(header, bit), BLOCK.payload) is Damage.HEADER
 
 

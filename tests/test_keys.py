@@ -198,9 +198,7 @@ def test_fields_do_not_run_into_each_other():
     st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=8), st.integers(0, 9), st.text()
 )
 def test_json_round_trip(model, weights, group, tenant):
-    namespace = Namespace(
-        model=model, weights=weights, layout=LAYOUT, group=group, tenant=tenant
-    )
+    namespace = Namespace(model=model, weights=weights, layout=LAYOUT, group=group, tenant=tenant)
     text = namespace.to_json()
     assert text.isascii()
     assert Namespace.from_json(text) == namespace

@@ -130,7 +130,9 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
         path = Path(environ["HEADSTART_CONFIG"])
     tree = {} if path is None else _read_toml(path)
     used = []
-    for variable in sorted(name for name in environ if name.startswith(_PREFIX)):
+    ours = [name for name in environ if name.startswith(_PREFIX)]
+    # Shorter parts first, so that tier 10 comes after tier 2.
+    for variable in sorted(ours, key=lambda name: [(len(p), p) for p in name.split("__")]):
         if variable not in _OTHER_VARIABLES:
             _set(tree, variable, environ[variable])
             used.append(variable)
@@ -161,8 +163,10 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
     opened: list[FileTier] = []
     lower: list[tuple[FileTier, Transfer]] = []
     try:
-        for tier_settings in settings.tiers:
-            opened.append(FileTier(_file_options(tier_settings)))
+        for number, tier_settings in enumerate(settings.tiers, start=1):
+            # Statistics are by name, so that of each tier is its own.
+            name = "file" if number == 1 else f"file{number}"
+            opened.append(FileTier(_file_options(tier_settings, name)))
         memory = MemoryTier(
             capacity_nbytes=settings.memory.capacity,
             policy=settings.memory.policy,
@@ -187,8 +191,9 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
     return PrefixStore(memory, lower)
 
 
-def _file_options(settings: FileTierSettings) -> FileTierOptions:
+def _file_options(settings: FileTierSettings, name: str) -> FileTierOptions:
     return FileTierOptions(
+        name=name,
         root=settings.root,
         capacity_nbytes=settings.capacity,
         policy=settings.policy,
@@ -260,7 +265,7 @@ def _known(path: list[str]) -> bool:
         case ["memory", name]:
             return name in MemorySettings.model_fields
         case ["tiers", number, name]:
-            return number.isdigit() and name in FileTierSettings.model_fields
+            return number.isdecimal() and name in FileTierSettings.model_fields
     return False
 
 

@@ -57,26 +57,34 @@ class Promotion:
         self._outcomes: list[Outcome] | None = None
         self._rows: list[int] = []
         self._lent = False
+        self._awaited = True  # somebody will take() the rows
         self._lock = threading.Lock()
 
     def finished(self, outcomes: list[Outcome]) -> None:
-        """The read is over. Called once, on a transfer thread."""
+        """The read is over. Called once, on a transfer thread; without outcomes it failed."""
         with self._lock:
-            self._outcomes = outcomes
+            self._outcomes = outcomes or [Outcome.FAILED] * len(self._slots)
             if not self._lent:
-                self._rows = self._publish(outcomes, pin=True)
+                self._rows = self._publish(self._outcomes, pin=self._awaited)
 
     def take(self) -> list[int] | None:
         """The pinned rows of what was read, which now belong to the caller; None: not over yet."""
         with self._lock:
             return None if self._outcomes is None else self._rows
 
+    def abandon(self) -> None:
+        """Nobody will take the rows: they are published without a pin."""
+        with self._lock:
+            self._awaited = False
+            rows, self._rows = self._rows, []
+        self._memory.index.unpin(rows)
+
     def lend(self, count: int) -> list[int] | None:
         """Offsets of the first `count` slots, all read, until `give_back`; None: it is over."""
         with self._lock:
             if self._outcomes is not None:
                 return None
-            self._lent = True
+            self._lent, self._awaited = True, False
             return [slot.offset for slot in self._slots[:count]]
 
     def give_back(self) -> None:
@@ -214,7 +222,8 @@ class Reservation:
         offsets = index.rows.offset
         views = [memory.view(offsets[row], chain.block_nbytes) for row in pinned]
         hold = SharedHold(lambda: index.unpin(pinned))
-        self._accept(chain.run(0, len(pinned)), views, hold)
+        if pinned:
+            self._accept(chain.run(0, len(pinned)), views, hold)
         hold.release()
         memory.counters.add(written_nbytes=len(pinned) * chain.block_nbytes)
         return [Outcome.DONE] * len(pinned) + [Outcome.ORPHAN] * (len(chain) - len(pinned)) + full
@@ -224,6 +233,6 @@ class Reservation:
         memory, slots = self._memory, self._slots
         hold = SharedHold(lambda: memory.index.release(slots))
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
-        accepted = self._accept(chain, views, hold)
+        accepted = len(chain) > 0 and self._accept(chain, views, hold)
         hold.release()
         return Outcome.DONE if accepted else Outcome.ORPHAN

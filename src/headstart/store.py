@@ -14,6 +14,7 @@ It is never an exception, and never a wrong block.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ from headstart.types import KeyChain, Outcome, TierStats, VerifyReport
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,8 @@ class PrefixStore:
         Idempotent. Raises ConfigError when a tier could not hold even one of its blocks.
         """
         self._check_open()
-        for tier in self._all_tiers():
+        # Memory last: what it does not know is not loaded or stored.
+        for tier in reversed(self._all_tiers()):
             tier.open_namespace(namespace)
 
     def lookup(self, chain: KeyChain) -> Lookup:
@@ -161,10 +166,13 @@ class PrefixStore:
         sources = [memoryview(block).cast("B") for block in blocks]
         if any(len(source) != chain.block_nbytes for source in sources):
             raise ValueError(f"every block must be {chain.block_nbytes} bytes long")
-        with self.reserve(chain) as reservation:
-            for view, source in zip(reservation.views, sources, strict=False):
+        self._check_open()
+        held = self._memory.lookup(chain.keys)
+        self._memory.touch(chain.keys[:held])
+        with self.reserve(chain.run(held, len(chain))) as reservation:
+            for view, source in zip(reservation.views, sources[held:], strict=False):
                 copy(view, source, chain.block_nbytes)
-            return reservation.commit()
+            return [Outcome.DONE] * held + reservation.commit()
 
     def discard(self, chain: KeyChain) -> int:
         """Forget blocks and everything below them in every tier; returns the most any tier forgot.
@@ -208,6 +216,8 @@ class PrefixStore:
         """Write what is queued, for at most `timeout_s`, then release everything. Idempotent.
 
         Views of leases that are still open stay readable; their memory goes with the last of them.
+        A tier whose device does not return stays open, and its directory locked, until the process
+        ends: closing its files would give their descriptors to others under a running transfer.
         """
         with self._lock:
             if self._closed:
@@ -216,8 +226,10 @@ class PrefixStore:
         deadline = self._clock() + timeout_s
         for lower in self._lower:
             lower.transfer.drain(max(0.0, deadline - self._clock()))
-            lower.transfer.close(max(1.0, deadline - self._clock()))
-            lower.tier.close()
+            if lower.transfer.close(max(1.0, deadline - self._clock())):
+                lower.tier.close()
+            else:
+                _log.warning("tier %s does not return; it is left open", lower.tier.name)
         self._memory.close()
 
     def _all_tiers(self) -> list[Tier]:
@@ -241,7 +253,12 @@ class PrefixStore:
         promotion = Promotion(memory=memory, chain=wanted, slots=slots)
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
         ticket = lower.transfer.read(lower.tier.begin_read(wanted, views), promotion.finished)
-        in_time = ticket.wait(timeout_s)
+        try:
+            in_time = ticket.wait(timeout_s)
+        except BaseException:  # Ctrl-C while a device is waited for
+            ticket.cancel()
+            promotion.abandon()
+            raise
         if not in_time:
             ticket.cancel()
         before = lease.ready_blocks

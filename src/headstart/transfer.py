@@ -5,9 +5,10 @@ make every read wait longer (measured: 4 MiB reads take 3 ms alone and 28 ms eig
 the same bandwidth), so the bound is on bytes, not on requests, and is measured per device by
 `measure_inflight_nbytes`.
 
-Two lanes. Reads are taken in order of arrival, several batches at once. Writes wait for the reads,
-run one batch at a time, in order, because a block may only be published after its parent; each is
-decided when its turn comes. Handing out an index costs a shared counter, 1 us, and no lock.
+Two lanes. Reads are taken in order of arrival, several batches at once. Writes run one batch at a
+time, in order, because a block may only be published after its parent; each is decided when its
+turn comes. A write goes on only while no read waits to be started: a read never waits for more of
+it than the blocks in flight. Handing out an index costs a shared counter, 1 us, and no lock.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_INFLIGHT_NBYTES = 4 << 20
 OnDone = Callable[[list[Outcome]], None]
 _Write = tuple[Callable[[], Batch], int, OnDone | None]  # how to make it, its bytes
+_NONE: deque[Ticket] = deque()
 
 
 class Ticket:
@@ -39,8 +41,8 @@ class Ticket:
         self._next = count().__next__
         self._length = len(batch)
         self._done = threading.Event()
-        self._num_workers = 0  # guarded by the transfer's lock
-        self._exhausted = False
+        self._num_workers = 0  # guarded by the transfer's lock, as is the next
+        self._exhausted = False  # every index was handed out
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the batch is finished and published; False when the time was up before."""
@@ -54,18 +56,31 @@ class Ticket:
         """Start no further index. Those that run keep their memory until they return."""
         self._length = 0
 
-    def _run(self) -> None:
+    def _run(self, first: deque[Ticket], exhaust: Callable[[Ticket], None]) -> None:
+        """Run indices until none is left, or until there is a ticket that goes first.
+
+        `exhaust(self)` is called with the last index, before it is run.
+        """
         run = self._batch.run
-        while (index := self._next()) < self._length:
+        while not first:
+            index = self._next()
+            if index >= self._length - 1:
+                exhaust(self)
+                if index >= self._length:
+                    return
             run(index)
 
     def _finish(self) -> None:
+        """Tell everybody, whatever the tier does."""
+        outcomes: list[Outcome] = []
         try:
             outcomes = self._batch.finish()
-            if self._on_done is not None:
-                self._on_done(outcomes)
         finally:
-            self._done.set()
+            try:
+                if self._on_done is not None:
+                    self._on_done(outcomes)
+            finally:
+                self._done.set()
 
 
 class Transfer:
@@ -90,7 +105,9 @@ class Transfer:
         self._running_nbytes = 0
         self._num_running = 0
         self._closing = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for the threads
+        self._written = threading.Condition(self._lock)  # for those who wait for writes
         self._threads = [
             threading.Thread(target=self._work, name=f"headstart-{name}-{n}", daemon=True)
             for n in range(num_threads)
@@ -104,12 +121,15 @@ class Transfer:
         return self._queued_nbytes
 
     def read(self, batch: Batch, on_done: OnDone | None = None) -> Ticket:
-        """Run a batch as soon as threads are free. `on_done` is called on one of them."""
+        """Run a batch as soon as threads are free. `on_done` is called on one of them, once.
+
+        Its outcomes are none when the batch could not be finished, which is a bug of its tier.
+        """
         ticket = Ticket(batch, on_done)
         if len(batch) == 0:
             ticket._finish()
             return ticket
-        with self._changed:
+        with self._lock:
             if self._closing:
                 ticket.cancel()
             else:
@@ -126,7 +146,7 @@ class Transfer:
 
         After True, `on_done` is called exactly once, with no outcomes if the write never ran.
         """
-        with self._changed:
+        with self._lock:
             if self._closing or (
                 self._queued_nbytes and self._queued_nbytes + nbytes > self._max_queued_nbytes
             ):
@@ -138,18 +158,21 @@ class Transfer:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until no write is queued or running; False when the time was up before."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._queued_nbytes == 0, timeout_s)
+        with self._lock:
+            return self._written.wait_for(lambda: self._queued_nbytes == 0, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """Finish what is running, give up what is queued. False when a device did not return."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             abandoned, self._writes = list(self._writes), deque()
             self._queued_nbytes -= sum(nbytes for _, nbytes, _ in abandoned)
             for ticket in self._reads:
                 ticket.cancel()
+            if self._write is not None:
+                self._write.cancel()
             self._changed.notify_all()
+            self._written.notify_all()
         for _, _, on_done in abandoned:
             if on_done is not None:
                 on_done([])
@@ -167,9 +190,10 @@ class Transfer:
 
     def _wait_for_task(self) -> Ticket | _Write | None:
         """A batch to help with, or a write to decide; None when the transfer is closed."""
-        with self._changed:
+        with self._lock:
             while True:
                 if (ticket := self._pick()) is not None:
+                    self._changed.notify()  # there may be room for one more
                     return ticket
                 if self._writes and self._write is None and not self._deciding:
                     self._deciding = True
@@ -181,17 +205,26 @@ class Transfer:
 
     def _pick(self) -> Ticket | None:
         """A ticket with work for one more thread, counted as running."""
-        waiting = [*self._reads] if self._write is None else [*self._reads, self._write]
-        for ticket in waiting:
-            nbytes = ticket._batch.item_nbytes
-            # Two threads at least, so that one verifies while the other reads.
-            fits = self._running_nbytes + nbytes <= self.inflight_nbytes or self._num_running < 2
-            if not ticket._exhausted and fits:
-                ticket._num_workers += 1
-                self._num_running += 1
-                self._running_nbytes += nbytes
-                return ticket
-        return None
+        ticket = self._reads[0] if self._reads else self._write
+        if ticket is None or ticket._exhausted:
+            return None
+        nbytes = ticket._batch.item_nbytes
+        # Two threads at least, so that one verifies while the other reads.
+        if self._running_nbytes + nbytes > self.inflight_nbytes and self._num_running >= 2:
+            return None
+        ticket._num_workers += 1
+        self._num_running += 1
+        self._running_nbytes += nbytes
+        return ticket
+
+    def _exhaust(self, ticket: Ticket) -> None:
+        """Every index of the ticket is handed out: the next one's turn."""
+        with self._lock:
+            if not ticket._exhausted:
+                ticket._exhausted = True
+                if ticket is not self._write:
+                    self._reads.remove(ticket)
+                self._changed.notify()
 
     def _decide(self, decide: Callable[[], Batch], nbytes: int, on_done: OnDone | None) -> None:
         def finished(outcomes: list[Outcome]) -> None:
@@ -199,47 +232,46 @@ class Transfer:
                 if on_done is not None:
                     on_done(outcomes)
             finally:
-                with self._changed:
-                    self._write = None
+                with self._lock:
+                    self._write, self._deciding = None, False
                     self._queued_nbytes -= nbytes
                     self._changed.notify_all()
+                    self._written.notify_all()
 
         try:
             ticket = Ticket(decide(), finished)
         except Exception:  # noqa: BLE001 - a thread's top: a bug costs blocks, not the thread
             _log.exception("a write could not be decided; its blocks are skipped")
-            with self._changed:
-                self._deciding = False
             finished([])
             return
-        with self._changed:
-            self._deciding = False
-            if ticket._length:
-                self._write = ticket
-                self._changed.notify(2)
-                return
-        ticket._finish()
+        if ticket._length == 0:
+            _finish(ticket)
+            return
+        with self._lock:
+            self._write, self._deciding = ticket, False
+            self._changed.notify(2)
 
     def _drive(self, ticket: Ticket) -> None:
         try:
-            ticket._run()
+            ticket._run(self._reads if ticket is self._write else _NONE, self._exhaust)
         except Exception:  # noqa: BLE001 - a thread's top: a bug costs a miss, not the thread
             _log.exception("a block transfer failed unexpectedly")
-        with self._changed:
+            self._exhaust(ticket)
+        with self._lock:
             self._num_running -= 1
             self._running_nbytes -= ticket._batch.item_nbytes
             ticket._num_workers -= 1
-            if not ticket._exhausted:
-                ticket._exhausted = True
-                if ticket is not self._write:
-                    self._reads.remove(ticket)
-            last = ticket._num_workers == 0
+            last = ticket._exhausted and ticket._num_workers == 0
             self._changed.notify()
         if last:
-            try:
-                ticket._finish()
-            except Exception:  # noqa: BLE001 - a thread's top, as above
-                _log.exception("a batch could not be finished")
+            _finish(ticket)
+
+
+def _finish(ticket: Ticket) -> None:
+    try:
+        ticket._finish()
+    except Exception:  # noqa: BLE001 - a thread's top: a bug costs a miss, not the thread
+        _log.exception("a batch could not be finished")
 
 
 def measure_inflight_nbytes(
@@ -265,14 +297,18 @@ def _read_rate(
     volume: Volume, memory: memoryview, item_nbytes: int, num_threads: int, seconds: float
 ) -> float:
     done = [0] * num_threads
+    errors: list[OSError] = []
     deadline = time.monotonic() + seconds
     span = min(volume.capacity_nbytes // item_nbytes, (64 << 20) // item_nbytes)
 
     def read(number: int) -> None:
         target = [memory[number * item_nbytes : (number + 1) * item_nbytes]]
         place = random.Random(number)
-        while time.monotonic() < deadline:
-            done[number] += volume.read(place.randrange(span) * item_nbytes, target)
+        try:
+            while time.monotonic() < deadline:
+                done[number] += volume.read(place.randrange(span) * item_nbytes, target)
+        except OSError as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=read, args=(n,)) for n in range(num_threads)]
     started = time.monotonic()
@@ -280,4 +316,6 @@ def _read_rate(
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
     return sum(done) / (time.monotonic() - started)

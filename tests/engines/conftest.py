@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -67,11 +68,27 @@ def plain_generate(model, tokens, max_new_tokens):
     return output[0, len(tokens) :].tolist()
 
 
+@contextmanager
+def last_logits(model):
+    """A list to which every forward pass in the block appends the logits of its last token."""
+    seen = []
+    hook = model.register_forward_hook(
+        lambda module, args, output: seen.append(output.logits[0, -1].float().clone())
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
 @pytest.fixture(scope="session")
 def tiny():
-    """`make_model`, `random_tokens` and `plain_generate`, which tests cannot import from here."""
+    """The functions above, which tests cannot import from here."""
     return SimpleNamespace(
-        make_model=make_model, random_tokens=random_tokens, plain_generate=plain_generate
+        make_model=make_model,
+        random_tokens=random_tokens,
+        plain_generate=plain_generate,
+        last_logits=last_logits,
     )
 
 
@@ -88,8 +105,9 @@ def make_store(tmp_path):
     def make(*, memory="64MiB", file="128MiB"):
         tiers = []
         if file:
-            root = str(tmp_path / "store")
-            tiers = [{"kind": "file", "root": root, "capacity": file, "durable": False}]
+            tier = {"kind": "file", "root": str(tmp_path / "store"), "capacity": file}
+            # Given, so that the device is not measured for every test.
+            tiers = [{**tier, "durable": False, "inflight_nbytes": "4MiB", "threads": 4}]
         settings = Settings.from_mapping({"memory": {"capacity": memory}, "tiers": tiers})
         opened.append(open_store(settings))
         return opened[-1]

@@ -9,7 +9,7 @@ rows = st.integers(0, 30)
 
 
 class QueueStates(RuleBasedStateMachine):
-    """The model is a priority for each candidate; priorities only rise, as the queue is promised."""
+    """The model is a priority for each candidate; they only rise, as the queue is promised."""
 
     def __init__(self):
         super().__init__()

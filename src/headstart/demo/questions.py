@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 QUESTIONS = (
-    "When was the Great Storm, and how strong was the wind?",
-    "When does the supply boat come from Odda?",
     "What did Ingrid Hallvard say when she handed over the keys?",
     "Which four programmes does the observatory have?",
-    "What is a visit like, and what does it cost?",
-    "What does the main telescope carry?",
+    "What was the best seeing ever measured?",
+    "What does a visit cost?",
+    "When was the Great Storm, and how strong was the wind?",
+    "When is the dome closed?",
 )
 CHAT = (
     "I am new here. What do I do if there is a fire?",

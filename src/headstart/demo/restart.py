@@ -61,13 +61,16 @@ def run_in_new_process(
     return answers, DeviceReads(**result["device"]), first_at - started
 
 
+def _command() -> list[str]:
+    return [sys.executable, "-m", "headstart.demo.restart"]
+
+
 def _talk(request: str) -> Iterator[Mapping[str, Any]]:
     """Start the child, give it its request, and yield its messages until it ends."""
-    command = [sys.executable, "-m", "headstart.demo.restart"]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            _command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None
@@ -118,6 +121,7 @@ def main() -> None:
 
 def _run(request: Mapping[str, Any], say: Callable[..., None]) -> None:
     root = Path(request["root"])
+    settings = Settings.from_mapping(request["settings"])
     drop_page_cache(root)
     session = Session(
         SessionOptions(
@@ -127,7 +131,7 @@ def _run(request: Mapping[str, Any], say: Callable[..., None]) -> None:
         )
     )
     answers: list[Answer] = []
-    with open_store(Settings.from_mapping(request["settings"])) as store:
+    with open_store(settings) as store:
         engine = session.engine(store)
         before = device_reads(root)
         device = difference(before, before)

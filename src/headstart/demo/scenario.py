@@ -43,7 +43,7 @@ class DemoOptions:
     root: Path
     """An existing directory on the disk to show; a folder in it is made and removed again."""
     block_size: int = 32
-    max_new_tokens: int = 24
+    max_new_tokens: int = 20
     memory_nbytes: int = MEMORY_NBYTES
     file_nbytes: int = FILE_NBYTES
 

@@ -25,7 +25,7 @@ class SessionOptions:
 
     model_dir: Path
     block_size: int = 32
-    max_new_tokens: int = 24
+    max_new_tokens: int = 20
 
 
 class Session:

@@ -71,7 +71,12 @@ def prepare_model(
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, ready to generate, and its tokenizer, from a folder of `prepare_model`."""
+    """The model, ready to generate, and its tokenizer, from a folder of `prepare_model`.
+
+    Raises ConfigError when there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no model in {folder}; prepare_model() makes one")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _quiet():

@@ -9,6 +9,7 @@ generation and checksums were compared. Nothing is synced a block: what a crash 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import threading
@@ -20,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headstart.blockfile import HEADER_NBYTES, Damage, slot_nbytes
-from headstart.errors import ClosedError, ConfigError
+from headstart.blockfile import Damage, slot_nbytes
+from headstart.errors import ClosedError, ConfigError, HeadstartError, TierUnavailableError
 from headstart.index import Index
 from headstart.journal import Journal, restorable, select
 from headstart.keys import Namespace
@@ -54,14 +55,14 @@ class FileTierOptions:
     """A raw block device for the payload; `root` then holds only the bookkeeping."""
     direct: bool = True
     """False forces I/O through the page cache."""
+    name: str = "file"
+    """What statistics and reports call the tier."""
     namespace_ttl_s: float = 30 * 86400.0
     """Blocks of a namespace that was not opened for so long are given up at the next start."""
 
 
 class FileTier:
     """A `Tier` on slab files or a block device. One owner per directory."""
-
-    name = "file"
 
     def __init__(
         self,
@@ -70,22 +71,28 @@ class FileTier:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens or creates the directory. Raises ConfigError or TierUnavailableError."""
+        """Opens or creates the directory.
+
+        Raises ConfigError or TierUnavailableError; then nothing is left open, a cache that was
+        there is as it was, and of a new one nothing is left behind.
+        """
         self._clock = clock
-        if options.capacity_nbytes < HEADER_NBYTES + PAGE_NBYTES:
-            raise ConfigError(
-                f"capacity {format_nbytes(options.capacity_nbytes)} is smaller than the smallest "
-                f"block, {format_nbytes(HEADER_NBYTES + PAGE_NBYTES)}"
-            )
+        self.name = options.name
+        self._policy = make_policy(options.policy)
+        _check_sizes(options)
         self.counters = Counters()
         self._lock = threading.Lock()
         self._closed = False
-        self._root = RootDir(options.root, durable=options.durable)
         try:
-            self._open(options, wall_clock())
-        except BaseException:
-            self._root.close()
+            with contextlib.ExitStack() as undo:
+                self._open(options, wall_clock(), undo)
+                undo.pop_all()
+        except HeadstartError:
             raise
+        except OSError as error:
+            raise TierUnavailableError(
+                error.errno, f"root {options.root}: {error.strerror}"
+            ) from error
 
     @property
     def damage(self) -> Counter[Damage]:
@@ -213,11 +220,20 @@ class FileTier:
             self.counters.add(num_failed=1)
             _log.warning("the index log cannot be written: %s", error)
 
-    def _open(self, options: FileTierOptions, now: float) -> None:
+    def _open(self, options: FileTierOptions, now: float, undo: contextlib.ExitStack) -> None:
+        """Open everything; `undo` learns how to close it again."""
+        self._root = RootDir(options.root, durable=options.durable)
+        undo.callback(self._root.abandon)
         uuid, slab_nbytes = self._root.describe(
             slab_nbytes=options.slab_nbytes,
             default_slab_nbytes=default_slab_nbytes(options.capacity_nbytes),
         )
+        if options.capacity_nbytes < slab_nbytes:
+            raise ConfigError(
+                f"capacity {format_nbytes(options.capacity_nbytes)} is smaller than one slab of "
+                f"{options.root}, {format_nbytes(slab_nbytes)}; set a larger capacity, or a "
+                "smaller slab_nbytes, which empties the cache"
+            )
         self.volume: Volume = (
             SlabFiles(
                 self._root.slabs,
@@ -234,26 +250,31 @@ class FileTier:
                 direct=options.direct,
             )
         )
+        undo.callback(self.volume.close)
+        if options.device is not None:
+            self._root.settle()  # the device is claimed under the directory's uuid
         self.index = Index(
             capacity_nbytes=self.volume.capacity_nbytes,
             slab_nbytes=slab_nbytes,
-            policy=make_policy(options.policy),
+            policy=self._policy,
             slot_nbytes=slot_nbytes,
             logged=True,
         )
         self._journal = Journal(self._root.log, uuid=uuid)
+        undo.callback(self._journal.close)
         self.namespaces = NamespaceNumbers(self._namespaces_in_use(options.namespace_ttl_s, now))
-        records = self._journal.read()
-        known = np.isin(records["namespace"], np.array([*self.namespaces.values()], np.uint32))
-        records = select(records, known)
-        self.index.restore(
-            restorable(
-                records,
-                capacity_nbytes=self.volume.capacity_nbytes,
-                slab_nbytes=slab_nbytes,
-                slot_nbytes=slot_nbytes,
-            )
+        logged = self._journal.read()
+        known = np.isin(logged["namespace"], np.array([*self.namespaces.values()], np.uint32))
+        records = restorable(
+            select(logged, known),
+            capacity_nbytes=self.volume.capacity_nbytes,
+            slab_nbytes=slab_nbytes,
+            slot_nbytes=slot_nbytes,
         )
+        self.index.restore(records)
+        if len(records) < len(logged):
+            # Else what is given up now would be back after a crash, over what is stored since.
+            self._journal.compact(self.index)
 
     def _namespaces_in_use(self, ttl_s: float, now: float) -> dict[NamespaceId, int]:
         """Known namespaces; those not opened for `ttl_s` are given up with their blocks."""
@@ -269,3 +290,18 @@ class FileTier:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the file tier is closed")
+
+
+def _check_sizes(options: FileTierOptions) -> None:
+    """Refuse what cannot be before anything on the disk is touched."""
+    capacity, slab, least = options.capacity_nbytes, options.slab_nbytes, slot_nbytes(1)
+    if capacity < least:
+        raise ConfigError(
+            f"capacity {format_nbytes(capacity)} is smaller than the smallest block with its "
+            f"header, {format_nbytes(least)}"
+        )
+    if slab is not None and (not least <= slab <= capacity or slab % PAGE_NBYTES):
+        raise ConfigError(
+            f"slab_nbytes={slab} must be a multiple of {PAGE_NBYTES} in "
+            f"[{least}, capacity={capacity}]"
+        )

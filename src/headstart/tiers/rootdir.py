@@ -9,6 +9,7 @@ root/slabs/000000.slab    payload; absent when a block device holds it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -26,6 +27,10 @@ from headstart.types import NamespaceId
 _log = logging.getLogger(__name__)
 _FORMAT = "headstart file tier"
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
+_OURS = frozenset(
+    {"lock", "slabs", "namespaces", "device.json"}
+    | {"format.json", "format.tmp", "index.log", "index.tmp"}
+)
 
 
 class RootDir:
@@ -39,13 +44,19 @@ class RootDir:
         self.path = path
         self.slabs = path / "slabs"
         self.log = path / "index.log"
+        self._format = path / "format.json"
         self._namespaces = path / "namespaces"
         self._lock_fd = -1
+        self._made: list[Path] = []
+        """What a first start made, to be taken back if it fails."""
         _refuse_volatile(path, durable=durable)
         try:
             _refuse_foreign(path)
+            self._made += [each for each in (path, path / "lock") if not each.exists()]
             path.mkdir(mode=0o700, exist_ok=True)
             self._lock_fd = _lock(path / "lock")
+            if not self._format.exists():
+                self._made += [self._namespaces, self.slabs, path / "lock", self._format]
             self.slabs.mkdir(mode=0o700, exist_ok=True)
             self._namespaces.mkdir(mode=0o700, exist_ok=True)
         except RootLockedError:
@@ -55,7 +66,7 @@ class RootDir:
                 error.errno, f"root {path}: its parent directory does not exist; create it first"
             ) from error
         except OSError as error:
-            self.close()
+            self.abandon()
             raise TierUnavailableError(
                 error.errno, f"root {path}: {error.strerror}; it must be a writable directory"
             ) from error
@@ -64,13 +75,15 @@ class RootDir:
         """The directory's (uuid, slab size). `slab_nbytes` None means: keep what is there.
 
         A directory of another format version or slab size is emptied: its blocks cannot be read.
+        Raises OSError.
         """
-        path = self.path / "format.json"
+        path, identity = self._format, uuid.uuid4()
         try:
             found = json.loads(path.read_text())
             version, present = found["version"], int(found["slab_nbytes"])
+            identity = uuid.UUID(found["uuid"])  # kept: a block device is claimed under it
             if version == FORMAT_VERSION and slab_nbytes in (None, present):
-                return uuid.UUID(found["uuid"]).bytes, present
+                return identity.bytes, present
             _log.warning(
                 "%s: format version %s with slabs of %s bytes is reclaimed",
                 self.path,
@@ -85,11 +98,11 @@ class RootDir:
         fresh = {
             "format": _FORMAT,
             "version": FORMAT_VERSION,
-            "uuid": str(uuid.uuid4()),
+            "uuid": str(identity),
             "slab_nbytes": slab_nbytes or default_slab_nbytes,
         }
         _write_atomically(path, json.dumps(fresh, indent=2))
-        return uuid.UUID(str(fresh["uuid"])).bytes, int(str(fresh["slab_nbytes"]))
+        return identity.bytes, int(str(fresh["slab_nbytes"]))
 
     def namespaces(self) -> dict[int, NamespaceId]:
         """Numbers and ids of the namespaces in the directory; unreadable ones are left out."""
@@ -117,6 +130,19 @@ class RootDir:
         """Forget a namespace. Raises OSError."""
         (self._namespaces / f"{number}.json").unlink(missing_ok=True)
 
+    def settle(self) -> None:
+        """Keep what a first start made, whatever comes: something else refers to it now."""
+        self._made.clear()
+
+    def abandon(self) -> None:
+        """Take back what a first start made, and give up the lock."""
+        if self._format in self._made:
+            self._empty()
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):  # not empty, or never made
+                path.rmdir() if path.is_dir() else path.unlink()
+        self.close()
+
     def close(self) -> None:
         """Give up the lock. Idempotent."""
         if self._lock_fd >= 0:
@@ -130,6 +156,21 @@ class RootDir:
 
 def _lock(path: Path) -> int:
     """An open-file-description lock: it dies with the process, and threads do not share it."""
+    while True:
+        fd = _lock_once(path)
+        if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+            break
+        os.close(fd)  # its owner took back a failed first start, and the file with it
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock_once(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     whole_file = struct.pack("hhqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -144,21 +185,30 @@ def _lock(path: Path) -> int:
             f"root {path.parent} is in use by process {owner}; one process owns a directory: stop "
             "that one, or give this one a root of its own",
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
     return fd
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Never take over, let alone empty, a directory that holds something else."""
-    if not path.exists() or (path / "format.json").exists():
+    """Never take over, let alone empty, a directory that holds something else.
+
+    Without a sound `format.json` it is ours only if it has a lock and nothing that we do not make:
+    then its first start was interrupted, or the file was damaged.
+    """
+    if not path.exists() or _is_ours(path / "format.json"):
         return
-    ours = {"lock", "slabs", "namespaces", "lost+found"}  # an opening that was interrupted early
-    if foreign := sorted(entry.name for entry in path.iterdir() if entry.name not in ours):
+    names = {entry.name for entry in path.iterdir()} - {"lost+found"}
+    if foreign := sorted(names - _OURS if "lock" in names else names):
         raise ConfigError(
             f"root {path} is not empty ({foreign[0]!r} ...) and not a Headstart directory; "
             "name a new or an empty directory"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text())["format"] == _FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _refuse_volatile(path: Path, *, durable: bool) -> None:
@@ -185,8 +235,12 @@ def _file_system(path: Path) -> str:
 
 def _write_atomically(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -117,16 +117,13 @@ class DeviceVolume:
         except OSError as error:
             kind = RootLockedError if error.errno == errno.EBUSY else TierUnavailableError
             raise kind(error.errno, f"device {device}: {error.strerror}") from error
-        size = struct.unpack("Q", fcntl.ioctl(self._fd, _BLKGETSIZE64, bytes(8)))[0]
-        room = max(0, size - DEVICE_RESERVED_NBYTES)
-        if capacity_nbytes > room:
-            self.close()
-            raise ConfigError(
-                f"capacity {format_nbytes(capacity_nbytes)} is more than the {format_nbytes(room)} "
-                f"of {device}; set a smaller capacity"
-            )
         self.capacity_nbytes = capacity_nbytes // slab_nbytes * slab_nbytes
-        self._claim(device, uuid)
+        try:
+            self._check_room(device, capacity_nbytes)
+            _claim(device, uuid)
+        except BaseException:
+            self.close()
+            raise
 
     def read(self, offset: int, buffers: list[memoryview]) -> int:
         """See `Volume.read`."""
@@ -142,24 +139,34 @@ class DeviceVolume:
             os.close(self._fd)
             self._fd = -1
 
-    def _claim(self, device: Path, uuid: bytes) -> None:
-        superblock = _SUPERBLOCK.pack(_SUPERBLOCK_MAGIC, uuid)
-        # Through a second, buffered descriptor: superblock and probe need no alignment there.
-        with open(device, "r+b") as file:
-            head = file.read(DEVICE_RESERVED_NBYTES)
-            if head.startswith(superblock):
-                return
-            if any(head):
-                self.close()
-                whose = "another cache directory" if head.startswith(_SUPERBLOCK_MAGIC) else "data"
-                raise ConfigError(
-                    f"device {device} holds {whose} and would be overwritten; if it may be lost, "
-                    f"clear it with: dd if=/dev/zero of={device} bs=1M count=1"
-                )
-            file.seek(0)
-            file.write(superblock)
-            file.flush()
-            os.fsync(file.fileno())
+    def _check_room(self, device: Path, capacity_nbytes: int) -> None:
+        size = struct.unpack("Q", fcntl.ioctl(self._fd, _BLKGETSIZE64, bytes(8)))[0]
+        room = max(0, size - DEVICE_RESERVED_NBYTES)
+        if capacity_nbytes > room:
+            raise ConfigError(
+                f"capacity {format_nbytes(capacity_nbytes)} is more than the {format_nbytes(room)} "
+                f"of {device}; set a smaller capacity"
+            )
+
+
+def _claim(device: Path, uuid: bytes) -> None:
+    """Mark a device as that of a directory, unless somebody else's bytes are on it."""
+    superblock = _SUPERBLOCK.pack(_SUPERBLOCK_MAGIC, uuid)
+    # Through a second, buffered descriptor: superblock and probe need no alignment there.
+    with open(device, "r+b") as file:
+        head = file.read(DEVICE_RESERVED_NBYTES)
+        if head.startswith(superblock):
+            return
+        if any(head):
+            whose = "another cache directory" if head.startswith(_SUPERBLOCK_MAGIC) else "data"
+            raise ConfigError(
+                f"device {device} holds {whose} and would be overwritten; if it may be lost, "
+                f"clear it with: dd if=/dev/zero of={device} bs=1M count=1"
+            )
+        file.seek(0)
+        file.write(superblock)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _takes_direct_io(folder: Path) -> bool:
