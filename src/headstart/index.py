@@ -27,7 +27,8 @@ import numpy as np
 
 from headstart.forest import with_descendants
 from headstart.keytable import KeyTable
-from headstart.policies import EvictionPolicy, LeafQueue
+from headstart.policies import EvictionPolicy
+from headstart.room import Room
 from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
 from headstart.slots import SlabPool
 from headstart.types import BlockKey
@@ -70,9 +71,8 @@ class Index:
         self.slots = SlabPool(capacity_nbytes=capacity_nbytes, slab_nbytes=slab_nbytes)
         self._policy = policy
         self._slot_nbytes = slot_nbytes
+        self._room = Room(self.rows, self.slots, slot_nbytes)
         self._table = KeyTable()
-        self._queues: dict[int, LeafQueue] = {}
-        self._patience: dict[int, int] = {}
         self._doomed: set[int] = set()
         self._reserved: dict[int, int] = {}  # offset -> slot size
         self._clock = 1
@@ -87,7 +87,7 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the index holds, queues estimated at 56 bytes an entry."""
-        return self._table.nbytes + self.rows.nbytes + 56 * sum(map(len, self._queues.values()))
+        return self._table.nbytes + self.rows.nbytes + 56 * len(self._room)
 
     def lookup(self, keys: Sequence[BlockKey]) -> int:
         """Length of the prefix of `keys` that is held. Lock-free, so a hint: `pin` decides.
@@ -153,7 +153,7 @@ class Index:
                         self._doomed.remove(row)
                         self._free_row(row)
                     else:
-                        self._offer(row)
+                        self._room.offer(row)
 
     def reserve(self, block_nbytes: int, count: int) -> list[Slot]:
         """Up to `count` slots for blocks of a size; evicts for room. Fewer when all is pinned."""
@@ -212,7 +212,7 @@ class Index:
             # Offered only now: within the loop every new row but the last gets a child.
             for row in outcome:
                 if row is not None:
-                    self._offer(row)
+                    self._room.offer(row)
         return outcome
 
     def discard(self, keys: Sequence[BlockKey]) -> int:
@@ -263,12 +263,9 @@ class Index:
             self._generation = (boot + 1) << _BOOT_BITS
             slots_of = by_value(records["block_nbytes"], self._slot_nbytes)
             self.slots.adopt(records["offset"], slots_of)
-            leaf = self.rows.column("num_children")[records["row"]] == 0
-            sizes, leaves = slots_of[leaf], records[leaf]
-            for slot_nbytes in set(sizes.tolist()):
-                chosen = leaves[sizes == slot_nbytes]
-                entries = chosen["priority"] << np.uint64(32) | chosen["row"]
-                self._queue(slot_nbytes).load(np.sort(entries).tolist())
+            leaves = records[self.rows.column("num_children")[records["row"]] == 0]
+            leaves = leaves[np.argsort(leaves["priority"])]
+            self._room.load(zip(leaves["priority"].tolist(), leaves["row"].tolist(), strict=True))
 
     def check_invariants(self) -> None:
         """Assert everything the module docstring promises. For tests: visits every row."""
@@ -292,7 +289,7 @@ class Index:
             assert self.slots.num_used == len(owned)
             for row in live:
                 if rows.num_children[row] == 0 and rows.pins[row] == 0:
-                    assert row in self._queues[self._slot_nbytes(rows.block_nbytes[row])]
+                    assert row in self._room
 
     # -- under the lock -------------------------------------------------------------------------
 
@@ -328,70 +325,21 @@ class Index:
             )
         return row
 
-    def _candidate(self, slot_nbytes: int, row: int) -> int | None:
-        rows = self.rows
-        if (
-            rows.block_nbytes[row] == 0
-            or rows.num_children[row]
-            or rows.pins[row]
-            or self._slot_nbytes(rows.block_nbytes[row]) != slot_nbytes
-        ):
-            return None
-        return int(rows.priority[row])
-
-    def _queue(self, slot_nbytes: int) -> LeafQueue:
-        if slot_nbytes not in self._queues:
-            self._queues[slot_nbytes] = LeafQueue(lambda row: self._candidate(slot_nbytes, row))
-        return self._queues[slot_nbytes]
-
-    def _offer(self, row: int) -> None:
-        rows = self.rows
-        if rows.num_children[row] == 0 and rows.pins[row] == 0:
-            slot_nbytes = self._slot_nbytes(rows.block_nbytes[row])
-            self._queue(slot_nbytes).offer(row, rows.priority[row])
-
     def _make_room(self, slot_nbytes: int) -> bool:
-        """Evict one leaf of this slot size, or empty a colder slab of another; False when neither.
-
-        Looking for a slab scans all rows, so while there are leaves to evict it is done only once
-        every slab's worth of evictions.
-        """
-        own = self._queue(slot_nbytes).coldest()
-        patience = self._patience.get(slot_nbytes, 0)
-        if own is not None and patience > 0:
-            self._patience[slot_nbytes] = patience - 1
-        else:
-            self._patience[slot_nbytes] = self.slots.slots_per_slab(slot_nbytes)
-            if self._empty_a_slab(slot_nbytes, colder_than=None if own is None else own[0]):
+        """Evict for one more slot of a size; False when nothing may go."""
+        room = self._room
+        if room.is_time_for_slabs(slot_nbytes):
+            in_use = [*self._reserved, *(self.rows.offset[row] for row in self._doomed)]
+            slab = room.colder_slab(slot_nbytes, live=self._live_rows(), in_use=in_use)
+            if slab is not None:
+                self.counters.num_evicted += self._remove_with_descendants(slab.tolist())
                 return True
-        if own is None:
+        leaf = room.coldest_leaf(slot_nbytes)
+        if leaf is None:
             return False
-        priority, row = own
-        self._policy.on_evict(priority=priority)
-        self._remove([row])
+        self._policy.on_evict(priority=self.rows.priority[leaf])
+        self._remove([leaf])
         self.counters.num_evicted += 1
-        return True
-
-    def _empty_a_slab(self, slot_nbytes: int, *, colder_than: int | None) -> bool:
-        """Evict all blocks of the coldest slab (by mean priority) that holds another slot size."""
-        if len(self._queues) < 2:
-            return False
-        rows, slab_nbytes = self.rows, self.slots.slab_nbytes
-        live = self._live_rows()
-        slab = (rows.column("offset")[live] // np.uint64(slab_nbytes)).astype(np.int64)
-        num_slabs = self.slots.num_slabs
-        count = np.bincount(slab, minlength=num_slabs)
-        heat = np.bincount(slab, rows.column("priority")[live], num_slabs) / np.maximum(count, 1)
-        busy = np.bincount(slab, rows.column("pins")[live] > 0, num_slabs) > 0
-        for offset in [*self._reserved, *(rows.offset[row] for row in self._doomed)]:
-            busy[offset // slab_nbytes] = True
-        own = self.slots.slabs_of(slot_nbytes)
-        busy[own] = True
-        heat[busy | (count == 0)] = np.inf
-        coldest = int(heat.argmin())
-        if heat[coldest] == np.inf or (colder_than is not None and heat[coldest] >= colder_than):
-            return False
-        self.counters.num_evicted += self._remove_with_descendants(live[slab == coldest].tolist())
         return True
 
     def _live_rows(self) -> np.ndarray:
@@ -422,7 +370,7 @@ class Index:
             above = rows.parent[row]
             if above != NO_PARENT and above not in gone:
                 rows.num_children[above] -= 1
-                self._offer(above)
+                self._room.offer(above)
         for row in leaving:
             if rows.pins[row]:
                 rows.parent[row] = NO_PARENT

@@ -53,7 +53,7 @@ class QueueStates(RuleBasedStateMachine):
     def load(self):
         """A new queue of the same candidates, as after a restart."""
         self.queue = LeafQueue(self.candidates.get)
-        self.queue.load(sorted(p << 32 | row for row, p in self.candidates.items()))
+        self.queue.load(sorted((p, row) for row, p in self.candidates.items()))
 
     @invariant()
     def coldest_is_the_lowest(self):

@@ -11,8 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-import numpy as np
-
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
@@ -42,13 +40,13 @@ class LeafQueue:
             self._queued[row] = 1
             heapq.heappush(self._heap, priority << _ROW_BITS | row)
 
-    def load(self, entries: list[int]) -> None:
-        """Fill an empty queue with ascending `priority << 32 | row` entries."""
-        self._heap = entries
-        rows = np.array(entries, np.uint64) & np.uint64(_ROW_MASK)
-        queued = np.zeros(int(rows.max(initial=0)) + 1, np.uint8)
-        queued[rows] = len(entries) > 0
-        self._queued = bytearray(queued)
+    def load(self, candidates: list[tuple[int, int]]) -> None:
+        """Fill an empty queue from (priority, row) pairs in ascending order of priority."""
+        # Ascending, so a heap as it stands; plain ints, for a priority may need all 64 bits.
+        self._heap = sorted(priority << _ROW_BITS | row for priority, row in candidates)
+        self._queued = bytearray(max((row for _, row in candidates), default=-1) + 1)
+        for _, row in candidates:
+            self._queued[row] = 1
 
     def coldest(self) -> tuple[int, int] | None:
         """(priority, row) of the coldest candidate, which stays queued; None when there is none."""

@@ -1,0 +1,110 @@
+"""Who goes when a tier is full: the coldest leaf of a size, or the coldest slab of another size.
+
+Blocks of one slot size compete through a `LeafQueue`. Sizes compete slab by slab: when the coldest
+block of a size is warmer than a whole slab of another size (by the mean of its priorities), that
+slab is emptied, so that a second model gets room on a full tier and a hot one keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from headstart.policies import LeafQueue
+from headstart.rows import Rows
+from headstart.slots import SlabPool
+
+
+class Room:
+    """Chooses victims among the rows of an index. Not thread-safe; removes nothing itself."""
+
+    def __init__(self, rows: Rows, slots: SlabPool, slot_nbytes: Callable[[int], int]) -> None:
+        self._rows, self._slots, self._slot_nbytes = rows, slots, slot_nbytes
+        self._queues: dict[int, LeafQueue] = {}
+        self._patience: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Entries of all queues."""
+        return sum(map(len, self._queues.values()))
+
+    def __contains__(self, row: int) -> bool:
+        """Whether a held row is queued for eviction."""
+        return row in self._queue(self._size(row))
+
+    def offer(self, row: int) -> None:
+        """A held row may have become a candidate: one without children and pins."""
+        if self._rows.num_children[row] == 0 and self._rows.pins[row] == 0:
+            self._queue(self._size(row)).offer(row, self._rows.priority[row])
+
+    def load(self, leaves: Iterable[tuple[int, int]]) -> None:
+        """Fill empty queues from (priority, row) pairs of candidates in ascending order."""
+        by_size: dict[int, list[tuple[int, int]]] = {}
+        for priority, row in leaves:
+            by_size.setdefault(self._size(row), []).append((priority, row))
+        for slot_nbytes, entries in by_size.items():
+            self._queue(slot_nbytes).load(entries)
+
+    def coldest_leaf(self, slot_nbytes: int) -> int | None:
+        """The next row to evict among those of a slot size; None when there is no candidate."""
+        coldest = self._queue(slot_nbytes).coldest()
+        return None if coldest is None else coldest[1]
+
+    def colder_slab(
+        self, slot_nbytes: int, *, live: np.ndarray, in_use: Iterable[int]
+    ) -> np.ndarray | None:
+        """Rows of the slab of another size that should go before any block of this size.
+
+        None when no slab is colder than the coldest leaf. `live` are all rows that may go; slabs
+        with a pinned row, or a slot at an offset `in_use`, stay.
+        """
+        if not self._queues.keys() - {slot_nbytes}:
+            return None
+        rows, slots = self._rows, self._slots
+        slab = (rows.column("offset")[live] // np.uint64(slots.slab_nbytes)).astype(np.int64)
+        count = np.bincount(slab, minlength=slots.num_slabs)
+        warmth = np.bincount(slab, rows.column("priority")[live], slots.num_slabs)
+        heat = warmth / np.maximum(count, 1)
+        stays = np.bincount(slab, rows.column("pins")[live] > 0, slots.num_slabs) > 0
+        stays |= count == 0
+        stays[[offset // slots.slab_nbytes for offset in in_use]] = True
+        stays[slots.slabs_of(slot_nbytes)] = True
+        heat[stays] = np.inf
+        coldest = int(heat.argmin())
+        own = self._queue(slot_nbytes).coldest()
+        if heat[coldest] >= (np.inf if own is None else own[0]):
+            return None
+        chosen: np.ndarray = live[slab == coldest]
+        return chosen
+
+    def is_time_for_slabs(self, slot_nbytes: int) -> bool:
+        """Whether to look for a colder slab, which scans all rows, before evicting a leaf.
+
+        Always when there is no leaf of this size, else once every slab's worth of evictions.
+        """
+        patience = self._patience.get(slot_nbytes, 0)
+        if patience > 0 and self.coldest_leaf(slot_nbytes) is not None:
+            self._patience[slot_nbytes] = patience - 1
+            return False
+        self._patience[slot_nbytes] = self._slots.slots_per_slab(slot_nbytes)
+        return True
+
+    def _size(self, row: int) -> int:
+        return self._slot_nbytes(self._rows.block_nbytes[row])
+
+    def _queue(self, slot_nbytes: int) -> LeafQueue:
+        if slot_nbytes not in self._queues:
+            self._queues[slot_nbytes] = LeafQueue(lambda row: self._candidate(slot_nbytes, row))
+        return self._queues[slot_nbytes]
+
+    def _candidate(self, slot_nbytes: int, row: int) -> int | None:
+        """The priority of a row that may be evicted from the queue of a size, else None."""
+        rows = self._rows
+        if (
+            rows.block_nbytes[row] == 0
+            or rows.num_children[row]
+            or rows.pins[row]
+            or self._size(row) != slot_nbytes
+        ):
+            return None
+        return int(rows.priority[row])
