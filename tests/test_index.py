@@ -400,6 +400,45 @@ def test_a_slab_with_a_pinned_block_is_not_emptied():
     index.check_invariants()
 
 
+def test_a_slab_with_a_slot_in_use_is_not_emptied():
+    """One that a writer has reserved, and one that a reader holds of a block that was discarded."""
+    index = make_index(num_slabs=3)
+    roots(index, "abc")
+    (reserved,) = index.reserve(SMALL, 1)
+    roots(index, "defghijk")
+    doomed = pin(index, "d")
+    index.discard(chain("d").keys)
+    store(index, ["big"], block_nbytes=LARGE)
+    assert [name for name in "abcefghijk" if held(index, name) == [True]] == [*"abcefg"]
+    index.unpin(doomed)
+    index.release([reserved])
+    index.check_invariants()
+
+
+def test_room_for_a_block_of_its_own_size_costs_one_block():
+    index = make_index(num_slabs=3)
+    roots(index, "abcdefgh")
+    store(index, ["big1"], block_nbytes=LARGE)
+    store(index, ["big2"], block_nbytes=LARGE)
+    store(index, "i")
+    assert index.counters.num_evicted == 1
+    assert held(index, "a") == [False]
+
+
+def test_a_chain_under_its_pinned_leaf_is_not_torn_down_for_its_own_size():
+    index = make_index(num_slabs=2)
+    store(index, ["big"], block_nbytes=LARGE)
+    index.discard(chain(["big"]).keys)
+    path = "abcdefgh"
+    store(index, path)
+    pinned = pin(index, path)
+    index.unpin(pinned[:-1])
+    assert index.reserve(SMALL, 1) == []
+    assert held(index, path) == [True] * 8
+    index.unpin(pinned[-1:])
+    index.check_invariants()
+
+
 def test_no_slab_to_reassign_is_no_room():
     index = make_index(num_slabs=1)
     store(index, "a", pin=True)

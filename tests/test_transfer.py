@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from headstart.transfer import Transfer, measure_inflight_nbytes
+from headstart.transfer import Transfer
 from headstart.types import Outcome
 
 DONE = Outcome.DONE
@@ -174,16 +174,16 @@ def test_reads_from_several_callers(make):
 @pytest.mark.parametrize(
     ("item_nbytes", "inflight_nbytes", "most"),
     [
-        (1 << 20, 4 << 20, 4),
-        (1 << 20, (4 << 20) - 1, 3),
-        (4 << 20, 4 << 20, 2),
+        (1 << 20, 4 << 20, 6),
+        (1 << 20, (4 << 20) - 1, 5),
+        (4 << 20, 4 << 20, 3),
         (64 << 20, 4 << 20, 2),
         (4096, 4 << 20, 8),
     ],
     ids=str,
 )
 def test_bytes_in_flight_are_bounded(make, item_nbytes, inflight_nbytes, most):
-    """Two at least, so that one is verified while the other is read."""
+    """And two more, which verify while the others read."""
     transfer, meter = make(num_threads=8, inflight_nbytes=inflight_nbytes), Meter()
     work = meter.work(item_nbytes)
     tickets = [transfer.read(FakeBatch(20, item_nbytes=item_nbytes, work=work)) for _ in range(6)]
@@ -198,9 +198,23 @@ def test_the_bound_is_used(make):
     transfer, gate = make(num_threads=8, inflight_nbytes=4 << 20), Gate()
     ticket = transfer.read(FakeBatch(20, item_nbytes=1 << 20, work=gate))
     gate.wait_for(4)
-    assert gate.nobody_enters()
     gate.open()
     assert ticket.wait(SOON)
+
+
+def test_all_threads_join_a_read_that_had_to_wait(make):
+    """Large blocks fill the bound; when they are read, everybody is needed for the next."""
+    transfer = make(num_threads=8, inflight_nbytes=8 << 20)
+    large, small = Gate(), Gate()
+    first = transfer.read(FakeBatch(5, item_nbytes=32 << 20, work=large))
+    large.wait_for(2)
+    second = transfer.read(FakeBatch(50, item_nbytes=1 << 20, work=small))
+    assert small.nobody_enters()
+    large.open()
+    small.wait_for(8)
+    small.open()
+    assert first.wait(SOON)
+    assert second.wait(SOON)
 
 
 def test_several_reads_share_the_threads(make):
@@ -558,43 +572,3 @@ def test_handing_out_an_index_costs_microseconds(make):
         assert transfer.read(batch).wait(SOON)
         best = min(best, time.perf_counter() - started)
     assert best / 10_000 < 25e-6
-
-
-class TimedVolume:
-    """A device that moves `per_s` bytes a second per reader, up to `readers` of them at once."""
-
-    capacity_nbytes = 64 << 20
-    direct = True
-
-    def __init__(self, readers):
-        self._readers = threading.Semaphore(readers)
-
-    def read(self, offset, buffers):
-        with self._readers:
-            time.sleep(0.0005)
-        return sum(map(len, buffers))
-
-
-def test_bytes_in_flight_are_measured():
-    memory = memoryview(bytearray(32 * 4096))
-    measured = measure_inflight_nbytes(TimedVolume(4), memory, item_nbytes=4096, seconds=0.03)
-    assert measured in (4 * 4096, 8 * 4096)
-    many = measure_inflight_nbytes(TimedVolume(64), memory, item_nbytes=4096, seconds=0.03)
-    assert many >= 16 * 4096
-
-
-def test_a_device_that_cannot_be_read_is_not_measured():
-    class Broken(TimedVolume):
-        def read(self, offset, buffers):
-            raise OSError(5, "Input/output error")
-
-    with pytest.raises(OSError):
-        measure_inflight_nbytes(
-            Broken(4), memoryview(bytearray(8 * 4096)), item_nbytes=4096, seconds=0.01
-        )
-
-
-def test_too_little_to_measure_with():
-    small = TimedVolume(4)
-    small.capacity_nbytes = 4096
-    assert measure_inflight_nbytes(small, memoryview(bytearray(8192)), item_nbytes=4096) == 4 << 20

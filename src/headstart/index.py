@@ -263,9 +263,8 @@ class Index:
             self._generation = (boot + 1) << _BOOT_BITS
             slots_of = by_value(records["block_nbytes"], self._slot_nbytes)
             self.slots.adopt(records["offset"], slots_of)
-            leaves = records[self.rows.column("num_children")[records["row"]] == 0]
-            leaves = leaves[np.argsort(leaves["priority"])]
-            self._room.load(zip(leaves["priority"].tolist(), leaves["row"].tolist(), strict=True))
+            leaf = self.rows.column("num_children")[numbers] == 0
+            self._room.load(numbers[leaf], slots_of[leaf])
 
     def check_invariants(self) -> None:
         """Assert everything the module docstring promises. For tests: visits every row."""

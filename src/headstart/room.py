@@ -37,13 +37,12 @@ class Room:
         if self._rows.num_children[row] == 0 and self._rows.pins[row] == 0:
             self._queue(self._size(row)).offer(row, self._rows.priority[row])
 
-    def load(self, leaves: Iterable[tuple[int, int]]) -> None:
-        """Fill empty queues from (priority, row) pairs of candidates in ascending order."""
-        by_size: dict[int, list[tuple[int, int]]] = {}
-        for priority, row in leaves:
-            by_size.setdefault(self._size(row), []).append((priority, row))
-        for slot_nbytes, entries in by_size.items():
-            self._queue(slot_nbytes).load(entries)
+    def load(self, leaves: np.ndarray, slots_of: np.ndarray) -> None:
+        """Fill empty queues: `leaves[i]`, a row, is a candidate of slot size `slots_of[i]`."""
+        priorities = self._rows.column("priority")
+        for slot_nbytes in np.unique(slots_of).tolist():
+            chosen = leaves[slots_of == slot_nbytes]
+            self._queue(slot_nbytes).load(priorities[chosen], chosen)
 
     def coldest_leaf(self, slot_nbytes: int) -> int | None:
         """The next row to evict among those of a slot size; None when there is no candidate."""

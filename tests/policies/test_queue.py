@@ -1,11 +1,18 @@
 """The queue of leaves against a model that sorts."""
 
+import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headstart.policies import LeafQueue
 
 rows = st.integers(0, 30)
+
+
+def as_columns(candidates):
+    """Priorities and rows, as the index has them."""
+    return np.array(list(candidates.values()), np.uint64), np.array(list(candidates), np.int64)
 
 
 class QueueStates(RuleBasedStateMachine):
@@ -53,7 +60,7 @@ class QueueStates(RuleBasedStateMachine):
     def load(self):
         """A new queue of the same candidates, as after a restart."""
         self.queue = LeafQueue(self.candidates.get)
-        self.queue.load(sorted((p, row) for row, p in self.candidates.items()))
+        self.queue.load(*as_columns(self.candidates))
 
     @invariant()
     def coldest_is_the_lowest(self):
@@ -75,8 +82,9 @@ def test_an_empty_queue():
     assert queue.coldest() is None
     assert len(queue) == 0
     assert 5 not in queue
-    queue.load([])
+    queue.load(*as_columns({}))
     assert queue.coldest() is None
+    assert 0 not in queue
 
 
 def test_equal_priorities_leave_by_row():
@@ -91,9 +99,15 @@ def test_equal_priorities_leave_by_row():
     assert order == [1, 2, 3]
 
 
-def test_large_priorities():
-    candidates = {5000: 2**62 + 1}
-    queue = LeafQueue(candidates.get)
-    queue.offer(5000, candidates[5000])
-    assert queue.coldest() == (2**62 + 1, 5000)
-    assert 4999 not in queue
+@pytest.mark.parametrize("highest", [5, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1])
+def test_priorities_may_be_large(highest):
+    candidates = {5000: highest, 7: highest - 1, 300: highest - 2}
+    offered, loaded = LeafQueue(candidates.get), LeafQueue(candidates.get)
+    for row, priority in candidates.items():
+        offered.offer(row, priority)
+    loaded.load(*as_columns(candidates))
+    for queue in (offered, loaded):
+        assert queue.coldest() == (highest - 2, 300)
+        assert [row in queue for row in (5000, 7, 300, 4999)] == [True, True, True, False]
+    for row in (300, 7, 5000):
+        assert offered.coldest() == loaded.coldest() == (candidates.pop(row), row)

@@ -197,6 +197,16 @@ def test_only_the_owner_may_read(rig):
             assert path.stat().st_mode & 0o777 == private, path
 
 
+def test_a_finished_write_outlives_a_kill_even_without_a_flush(rig):
+    """Nothing waits in this process: the log is written when the batch is finished."""
+    rig.store(rig.chain("abcd"))
+    rig.reopen(Ending.KILL)
+    rig.expect(rig.chain("abcd"))
+    rig.discard(rig.chain("abcd").keys[3:])
+    rig.reopen(Ending.KILL)
+    assert rig.tier.lookup(rig.chain("abcd").keys) == 3
+
+
 def test_slabs_are_allocated_in_full_and_never_grow(rig):
     slabs = sorted((rig.harness.folder / "0" / "slabs").iterdir())
     rig.store(*rig.roots(3 * rig.capacity))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+import numpy as np
+
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
@@ -40,13 +42,17 @@ class LeafQueue:
             self._queued[row] = 1
             heapq.heappush(self._heap, priority << _ROW_BITS | row)
 
-    def load(self, candidates: list[tuple[int, int]]) -> None:
-        """Fill an empty queue from (priority, row) pairs in ascending order of priority."""
-        # Ascending, so a heap as it stands; plain ints, for a priority may need all 64 bits.
-        self._heap = sorted(priority << _ROW_BITS | row for priority, row in candidates)
-        self._queued = bytearray(max((row for _, row in candidates), default=-1) + 1)
-        for _, row in candidates:
-            self._queued[row] = 1
+    def load(self, priorities: np.ndarray, rows: np.ndarray) -> None:
+        """Fill an empty queue: row `rows[i]` is a candidate of priority `priorities[i]`."""
+        if len(rows) and int(priorities.max()) >> (64 - _ROW_BITS):  # needs more than 64 bits
+            pairs = zip(priorities.tolist(), rows.tolist(), strict=True)
+            self._heap = sorted(priority << _ROW_BITS | row for priority, row in pairs)
+        else:
+            entries = priorities.astype(np.uint64) << np.uint64(_ROW_BITS) | rows.astype(np.uint64)
+            self._heap = np.sort(entries).tolist()  # ascending, so a heap as it stands
+        queued = np.zeros(int(rows.max(initial=-1)) + 1, np.uint8)
+        queued[rows] = 1
+        self._queued = bytearray(queued)
 
     def coldest(self) -> tuple[int, int] | None:
         """(priority, row) of the coldest candidate, which stays queued; None when there is none."""

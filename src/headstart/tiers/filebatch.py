@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headstart.tiers.file import FileTier
 
 _log = logging.getLogger(__name__)
-COALESCE_NBYTES = 512 << 10
+COALESCE_NBYTES = 2112 << 10  # two blocks of 1 MiB with their headers
 _SCRATCH = threading.local()
 
 
