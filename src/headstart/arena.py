@@ -32,7 +32,7 @@ class Arena:
     The arena knows no blocks: who may use which bytes is the index's business.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
         """Allocates. Raises ConfigError when the machine has not that much memory to give."""
         if nbytes < PAGE_NBYTES or nbytes % PAGE_NBYTES:
             raise ConfigError(f"arena size {nbytes} must be a positive multiple of {PAGE_NBYTES}")
@@ -49,7 +49,10 @@ class Arena:
                 f"memory.capacity: cannot allocate {format_nbytes(nbytes)}: {error.strerror}; "
                 "set a smaller capacity"
             ) from error
-        _take_huge_pages(self._map)
+        if huge_pages:
+            _take_huge_pages(self._map)
+        with contextlib.suppress(OSError):  # an older kernel: pages come with their first use
+            self._map.madvise(_MADV_POPULATE_WRITE)
         self._memory = memoryview(self._map)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -84,13 +87,11 @@ def _map_aligned(fd: int, nbytes: int) -> mmap.mmap:
 
 
 def _take_huge_pages(mapped: mmap.mmap) -> None:
-    """Turn whole huge pages into such, as far as the kernel agrees; fault in all others."""
+    """Turn what can be into huge pages, as far as the kernel agrees."""
     length = len(mapped) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
     with contextlib.suppress(OSError):  # an older kernel, no alignment, or no free huge pages
         for offset in range(0, length, _COLLAPSE_NBYTES):
             mapped.madvise(_MADV_COLLAPSE, offset, min(_COLLAPSE_NBYTES, length - offset))
-    with contextlib.suppress(OSError):  # an older kernel: pages come with their first use
-        mapped.madvise(_MADV_POPULATE_WRITE)
 
 
 def _refuse_beyond_memory(nbytes: int) -> None:

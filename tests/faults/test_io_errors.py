@@ -22,8 +22,14 @@ def fails(kind, *, at=lambda offset: True, error=EIO):
 
 @pytest.mark.parametrize(
     "error",
-    [EIO, OSError(errno.ENOSPC, "No space left"), OSError(errno.ESTALE, "Stale"), OSError("?")],
-    ids=["EIO", "ENOSPC", "ESTALE", "no errno"],
+    [
+        EIO,
+        OSError(errno.ENOSPC, "No space left"),
+        OSError(errno.EROFS, "Read-only file system"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        OSError("?"),
+    ],
+    ids=["EIO", "ENOSPC", "EROFS", "ESTALE", "no errno"],
 )
 def test_a_write_error_is_failed_and_counted(rig, faulty, error):
     chain = rig.chain("abcd")

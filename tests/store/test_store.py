@@ -1,12 +1,13 @@
 """The store: what is stored is loaded, from memory, from lower tiers, after a restart."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from headstart.errors import ClosedError, ConfigError
-from headstart.keys import keys_from_hashes
+from headstart.keys import BlockLayout, Namespace, block_keys, keys_from_hashes
 from headstart.testing import BLOCK_NBYTES, kit_namespace
 from headstart.testing.ledger import payload
 from headstart.types import Outcome
@@ -15,6 +16,7 @@ DONE, FULL, ORPHAN = Outcome.DONE, Outcome.FULL, Outcome.ORPHAN
 SOON = 10.0
 SLOT = 4096 + BLOCK_NBYTES
 NAMESPACE = kit_namespace()
+LAYOUT = BlockLayout(block_size=16, axes="head token", shape=(16, 128), dtype="float32")
 
 
 def chain(path, namespace=NAMESPACE):
@@ -115,6 +117,43 @@ def test_another_namespace_never_hits(world):
     assert world.store.lookup(chain("abc", other)).num_blocks == 0
     with world.store.load(chain("abc", other)) as lease:
         assert lease.ready_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"layout": replace(LAYOUT, dtype="bfloat16", shape=(16, 256))},
+        {"layout": replace(LAYOUT, axes="token head")},
+        {"layout": replace(LAYOUT, shape=(128, 16))},
+        {"layout": replace(LAYOUT, block_size=32)},
+        {"model": "another"},
+        {"weights": "finetuned"},
+        {"tenant": "somebody else"},
+        {"epoch": "after the update"},
+        {"isa": "amx"},
+    ],
+    ids=lambda other: "-".join(other),
+)
+def test_another_dtype_layout_or_model_is_never_a_hit(make, other):
+    """Of the same prompt, in blocks of the same length."""
+    namespace = Namespace(model="model", weights="original", layout=LAYOUT)
+    changed = replace(namespace, **other)
+    assert changed.layout.block_nbytes == BLOCK_NBYTES
+    prompt = range(128)
+    run, foreign = block_keys(namespace, prompt), block_keys(changed, prompt)
+    for _ in range(2):  # in the process that stored it, and in the next
+        world = make()
+        for each in (namespace, changed):
+            world.store.open_namespace(each)
+        world.store.store(run, blocks_of(run))
+        assert world.store.lookup(foreign).num_blocks == 0
+        with world.store.load(foreign) as lease:
+            assert lease.ready_blocks == 0
+        with world.store.load(run) as lease:
+            world.check(lease)
+            assert lease.ready_blocks == 8
+        world.settled()
+        world.store.close()
 
 
 def test_a_namespace_that_is_not_open_is_refused(world):

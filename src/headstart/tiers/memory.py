@@ -32,7 +32,12 @@ class MemoryTier:
     name = "memory"
 
     def __init__(
-        self, *, capacity_nbytes: int, policy: str = "lru", slab_nbytes: int | None = None
+        self,
+        *,
+        capacity_nbytes: int,
+        policy: str = "lru",
+        slab_nbytes: int | None = None,
+        huge_pages: bool = True,
     ) -> None:
         """Allocates all of it. Raises ConfigError when that is impossible or less than a page."""
         if capacity_nbytes < PAGE_NBYTES:
@@ -46,7 +51,7 @@ class MemoryTier:
             policy=make_policy(policy),
             slot_nbytes=align_up,
         )
-        self._arena = Arena(align_up(self.index.slots.capacity_nbytes))
+        self._arena = Arena(align_up(self.index.slots.capacity_nbytes), huge_pages=huge_pages)
         self.counters = Counters()
         self.namespaces = NamespaceNumbers({})
         self._lock = threading.Lock()
