@@ -54,6 +54,9 @@ class MemorySettings(_Strict):
 
     capacity: Nbytes = Field(default=1 << 30, description="Memory for blocks, allocated at start.")
     policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
+    huge_pages: Literal["auto", "off"] = Field(
+        default="auto", description="Huge pages where the kernel gives them: cheaper direct reads."
+    )
     slab_nbytes: Nbytes | None = Field(
         default=None,
         description="Unit in which memory is given to block sizes; a block must fit it.",
@@ -171,6 +174,7 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
             capacity_nbytes=settings.memory.capacity,
             policy=settings.memory.policy,
             slab_nbytes=settings.memory.slab_nbytes,
+            huge_pages=settings.memory.huge_pages == "auto",
         )
         for tier, tier_settings in zip(opened, settings.tiers, strict=True):
             transfer = Transfer(

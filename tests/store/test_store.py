@@ -132,7 +132,7 @@ def test_another_namespace_never_hits(world):
         {"epoch": "after the update"},
         {"isa": "amx"},
     ],
-    ids=lambda other: "-".join(other),
+    ids=["dtype", "axes", "shape", "size", "model", "weights", "tenant", "epoch", "isa"],
 )
 def test_another_dtype_layout_or_model_is_never_a_hit(make, other):
     """Of the same prompt, in blocks of the same length."""

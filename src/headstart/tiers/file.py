@@ -234,22 +234,7 @@ class FileTier:
                 f"{options.root}, {format_nbytes(slab_nbytes)}; set a larger capacity, or a "
                 "smaller slab_nbytes, which empties the cache"
             )
-        self.volume: Volume = (
-            SlabFiles(
-                self._root.slabs,
-                capacity_nbytes=options.capacity_nbytes,
-                slab_nbytes=slab_nbytes,
-                direct=options.direct,
-            )
-            if options.device is None
-            else DeviceVolume(
-                options.device,
-                capacity_nbytes=options.capacity_nbytes,
-                slab_nbytes=slab_nbytes,
-                uuid=uuid,
-                direct=options.direct,
-            )
-        )
+        self.volume = _open_volume(options, self._root.slabs, slab_nbytes=slab_nbytes, uuid=uuid)
         undo.callback(self.volume.close)
         if options.device is not None:
             self._root.settle()  # the device is claimed under the directory's uuid
@@ -290,6 +275,25 @@ class FileTier:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the file tier is closed")
+
+
+def _open_volume(
+    options: FileTierOptions, folder: Path, *, slab_nbytes: int, uuid: bytes
+) -> Volume:
+    if options.device is None:
+        return SlabFiles(
+            folder,
+            capacity_nbytes=options.capacity_nbytes,
+            slab_nbytes=slab_nbytes,
+            direct=options.direct,
+        )
+    return DeviceVolume(
+        options.device,
+        capacity_nbytes=options.capacity_nbytes,
+        slab_nbytes=slab_nbytes,
+        uuid=uuid,
+        direct=options.direct,
+    )
 
 
 def _check_sizes(options: FileTierOptions) -> None:
