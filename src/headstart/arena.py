@@ -14,6 +14,8 @@ import ctypes
 import fcntl
 import mmap
 import os
+import time
+from collections.abc import Callable
 
 from headstart.errors import ConfigError
 from headstart.units import PAGE_NBYTES, format_nbytes
@@ -22,7 +24,9 @@ _F_ADD_SEALS = 1033  # fcntl.h; not in every Python build's fcntl module
 _MADV_COLLAPSE = 25  # mman.h, Linux 6.1
 _MADV_POPULATE_WRITE = 23  # mman.h, Linux 5.14
 _HUGE_PAGE_NBYTES = 2 << 20
-_COLLAPSE_NBYTES = 256 << 20
+_COLLAPSE_NBYTES = 32 << 20
+_HUGE_PAGES_S = 1.0
+_HUGE_PAGES_BYTES_PER_S = 4 << 30
 _F_SEAL_SHRINK, _F_SEAL_GROW = 0x2, 0x4
 
 
@@ -32,7 +36,13 @@ class Arena:
     The arena knows no blocks: who may use which bytes is the index's business.
     """
 
-    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        huge_pages: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Allocates. Raises ConfigError when the machine has not that much memory to give."""
         if nbytes < PAGE_NBYTES or nbytes % PAGE_NBYTES:
             raise ConfigError(f"arena size {nbytes} must be a positive multiple of {PAGE_NBYTES}")
@@ -50,7 +60,7 @@ class Arena:
                 "set a smaller capacity"
             ) from error
         if huge_pages:
-            _take_huge_pages(self._map)
+            _take_huge_pages(self._map, clock)
         with contextlib.suppress(OSError):  # an older kernel: pages come with their first use
             self._map.madvise(_MADV_POPULATE_WRITE)
         self._memory = memoryview(self._map)
@@ -86,12 +96,19 @@ def _map_aligned(fd: int, nbytes: int) -> mmap.mmap:
         return mmap.mmap(fd, nbytes)
 
 
-def _take_huge_pages(mapped: mmap.mmap) -> None:
-    """Turn what can be into huge pages, as far as the kernel agrees."""
-    length = len(mapped) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
+def _take_huge_pages(mapped: mmap.mmap, clock: Callable[[], float]) -> None:
+    """Turn what can be into huge pages, from the start, as far as the kernel agrees.
+
+    Bounded in time: on bare metal a GiB takes 0.2 s, in a virtual machine whose host has to find
+    the memory first it was seen to take 5 s.
+    """
+    whole = len(mapped) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
+    deadline = clock() + _HUGE_PAGES_S + len(mapped) / _HUGE_PAGES_BYTES_PER_S
     with contextlib.suppress(OSError):  # an older kernel, no alignment, or no free huge pages
-        for offset in range(0, length, _COLLAPSE_NBYTES):
-            mapped.madvise(_MADV_COLLAPSE, offset, min(_COLLAPSE_NBYTES, length - offset))
+        for offset in range(0, whole, _COLLAPSE_NBYTES):
+            if clock() > deadline:
+                return
+            mapped.madvise(_MADV_COLLAPSE, offset, min(_COLLAPSE_NBYTES, whole - offset))
 
 
 def _refuse_beyond_memory(nbytes: int) -> None:
