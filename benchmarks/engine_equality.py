@@ -11,7 +11,7 @@ is split elsewhere: near-ties flip there too.
 
     python benchmarks/engine_equality.py --json benchmarks/results/engine_equality.json
 
-takes about 25 minutes on two cores. Exit code 1 when an answer differs.
+takes about an hour on two cores. Exit code 1 when an answer differs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from headstart.bench.environment import describe
 from headstart.config import Settings, cache_dir, open_store
 from headstart.demo.questions import document
 from headstart.engines.compare import Comparison, compare_tokens, tie_gap
@@ -87,7 +88,10 @@ def main() -> int:
         results[dtype] = _summary(dtype, list(_campaign(dtype, lengths)))
     identical = all(result["identical"] for result in results.values())
     if options.json:
-        text = json.dumps({"schema": SCHEMA, "identical": identical, **results}, indent=1)
+        text = json.dumps(
+            {"schema": SCHEMA, "environment": describe(), "identical": identical, **results},
+            indent=1,
+        )
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(text + "\n", encoding="utf-8")
     for dtype, result in results.items():

@@ -74,6 +74,30 @@ def test_its_descriptor_is_not_inherited(arena):
     assert not os.get_inheritable(arena.fd)
 
 
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_huge_pages_change_nothing_that_is_seen(huge_pages):
+    nbytes = (5 << 20) + PAGE_NBYTES
+    arena = Arena(nbytes, huge_pages=huge_pages)
+    view = arena.view(0, nbytes)
+    view[:5], view[-5:] = b"first", b"final"
+    assert (os.pread(arena.fd, 5, 0), os.pread(arena.fd, 5, nbytes - 5)) == (b"first", b"final")
+    assert not any(view[5:-5])
+    arena.close()
+
+
+def test_no_more_huge_pages_are_asked_for_when_the_time_is_up(monkeypatch):
+    """A slow kernel costs seconds at start, not minutes."""
+    monkeypatch.setattr(arena_module, "_COLLAPSE_NBYTES", 2 << 20)
+    asked = []
+
+    def clock():
+        asked.append(len(asked))
+        return 1000.0 * len(asked)
+
+    Arena(64 << 20, clock=clock).close()
+    assert len(asked) <= 3
+
+
 def test_closing_is_idempotent_and_frees(arena):
     arena.close()
     arena.close()

@@ -29,6 +29,7 @@ FULL = """
 capacity = "64MiB"
 policy = "fifo"
 slab_nbytes = "4MiB"
+huge_pages = "off"
 
 [[tiers]]
 kind = "file"
@@ -76,7 +77,9 @@ def test_nothing_set_is_a_memory_tier_of_1_gib():
 
 def test_a_file_sets_everything():
     settings = load(FULL)
-    assert settings.memory == MemorySettings(capacity=64 * MIB, policy="fifo", slab_nbytes=4 * MIB)
+    assert settings.memory == MemorySettings(
+        capacity=64 * MIB, policy="fifo", slab_nbytes=4 * MIB, huge_pages="off"
+    )
     first, second = settings.tiers
     assert first == FileTierSettings(kind="file", root=Path("/nvme/headstart"), capacity=100 << 30)
     assert second == FileTierSettings(

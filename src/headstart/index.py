@@ -108,10 +108,13 @@ class Index:
                 held = middle
         return absent
 
-    def pin(self, keys: Sequence[BlockKey], *, namespace: int, block_nbytes: int) -> list[int]:
-        """Rows of the prefix of `keys` that is held, each pinned once more and counted as hit.
+    def pin(
+        self, keys: Sequence[BlockKey], *, namespace: int, block_nbytes: int, is_use: bool = True
+    ) -> list[int]:
+        """Rows of the prefix of `keys` that is held, each pinned once more.
 
-        A row of another namespace or block size ends the prefix, whatever its key says.
+        Counts as a use of them unless `is_use` is false. A row of another namespace or block size
+        ends the prefix, whatever its key says.
         """
         rows = self.rows
         pinned: list[int] = []
@@ -126,7 +129,8 @@ class Index:
                 ):
                     break
                 rows.pins[row] += 1
-                self._hit(row)
+                if is_use:
+                    self._hit(row)
                 pinned.append(row)
         return pinned
 

@@ -88,6 +88,21 @@ def test_verify_finds_all_damage_without_an_engine(rig, blocks):
     assert [blocks(rig).outcomes(chain) for chain in chains] == [*"-++-++-++-"]
 
 
+def test_verify_is_no_use_of_a_block(rig):
+    """Neither for statistics nor for the order of eviction."""
+    roots = rig.roots(16)
+    rig.store(*roots)
+    for root in roots[:4]:
+        rig.tier.touch(root.keys)
+    before = rig.tier.stats()
+    assert rig.tier.verify().good
+    after = rig.tier.stats()
+    assert (after.num_hits, after.num_misses) == (before.num_hits, before.num_misses)
+    assert after.read_nbytes == 16 * (HEADER + 8192)
+    rig.store(*rig.roots(4, "new"))
+    assert [rig.tier.lookup(root.keys) for root in roots] == [1] * 4 + [0] * 4 + [1] * 8
+
+
 @pytest.mark.parametrize("left", [0, 100, HEADER, HEADER + 4096, 2 * (HEADER + 8192) - 1])
 def test_a_slab_truncated_at_run_time(rig, blocks, left):
     chain = rig.chain("abcd")

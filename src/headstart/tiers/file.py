@@ -159,11 +159,12 @@ class FileTier:
         return self.counters.stats(self.name, self.index)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        """See `Tier.verify`."""
+        """See `Tier.verify`. It is no use of a block: what is hot afterwards was hot before."""
         self._check_open()
         started, damaged, failed, nbytes = self._clock(), 0, 0, 0
-        ids = {number: space for space, number in self.namespaces.items()}
         records = self.index.held()
+        with self._lock:  # after the records, so that their namespaces are all known
+            ids = {number: space for space, number in self.namespaces.items()}
         target = memoryview(mmap.mmap(-1, align_up(int(records["block_nbytes"].max(initial=1)))))
         for done, record in enumerate(records):
             chain = KeyChain(
@@ -171,7 +172,7 @@ class FileTier:
                 block_nbytes=int(record["block_nbytes"]),
                 keys=(BlockKey(bytes(record["key"])),),
             )
-            batch = ReadBatch(self, chain, [target])
+            batch = ReadBatch(self, chain, [target], is_use=False)
             if len(batch):
                 batch.run(0)
             (outcome,) = batch.finish()

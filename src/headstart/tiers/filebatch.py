@@ -56,14 +56,24 @@ def _runs(offsets: Sequence[int], nbytes: int, slab_nbytes: int) -> list[range]:
 class ReadBatch:
     """A `Batch` that reads. Rows are pinned from here to `finish`."""
 
-    def __init__(self, tier: FileTier, chain: KeyChain, targets: Sequence[memoryview]) -> None:
+    def __init__(
+        self,
+        tier: FileTier,
+        chain: KeyChain,
+        targets: Sequence[memoryview],
+        *,
+        is_use: bool = True,
+    ) -> None:
+        """Without `is_use` it counts neither as hit or miss nor for the order of eviction."""
         check_memory(chain, targets)
+        self._is_use = is_use
         self._tier, self._chain, self._targets = tier, chain, targets
         self._slot_nbytes = slot_nbytes(chain.block_nbytes)
         self._rows = tier.index.pin(
             chain.keys,
             namespace=tier.namespaces[chain.namespace],
             block_nbytes=chain.block_nbytes,
+            is_use=is_use,
         )
         columns = tier.index.rows
         self._offsets = [columns.offset[row] for row in self._rows]
@@ -105,11 +115,10 @@ class ReadBatch:
             tier.counters.add_damage(self._damage)
             tier.commit()
         done = outcomes.count(Outcome.DONE)
+        if self._is_use:
+            tier.counters.add(num_hits=done, num_misses=len(outcomes) - done)
         tier.counters.add(
-            num_hits=done,
-            num_misses=len(outcomes) - done,
-            num_failed=outcomes.count(Outcome.FAILED),
-            read_nbytes=done * self._slot_nbytes,
+            num_failed=outcomes.count(Outcome.FAILED), read_nbytes=done * self._slot_nbytes
         )
         return outcomes
 
