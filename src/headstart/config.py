@@ -92,7 +92,7 @@ class FileTierSettings(_Strict):
         description="Bytes in flight on the device; measured at the first start when not set.",
     )
     threads: int = Field(
-        default=16, ge=1, le=256, description="Threads that read and write blocks."
+        default=24, ge=1, le=256, description="Threads that read and write blocks."
     )
     namespace_ttl: Seconds = Field(
         default=30 * 86400.0,
@@ -220,7 +220,7 @@ def inflight_nbytes(tier: FileTier, path: Path) -> int:
         pass
     if len(tier.index):
         return DEFAULT_INFLIGHT_NBYTES
-    memory = memoryview(mmap.mmap(-1, 16 << 20))
+    memory = memoryview(mmap.mmap(-1, 32 << 20))
     try:
         piece, slab_nbytes = memory[: 1 << 20], tier.index.slots.slab_nbytes
         for offset in range(0, min(_CALIBRATION_NBYTES, tier.volume.capacity_nbytes), len(piece)):

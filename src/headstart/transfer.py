@@ -27,7 +27,7 @@ from headstart.tiers.volume import Volume
 from headstart.types import Outcome
 
 _log = logging.getLogger(__name__)
-DEFAULT_INFLIGHT_NBYTES = 8 << 20
+DEFAULT_INFLIGHT_NBYTES = 16 << 20
 OnDone = Callable[[list[Outcome]], None]
 _Write = tuple[Callable[[], Batch], int, OnDone | None]  # how to make it, its bytes
 _NONE: deque[Ticket] = deque()
@@ -91,7 +91,7 @@ class Transfer:
         self,
         name: str,
         *,
-        num_threads: int = 16,
+        num_threads: int = 24,
         inflight_nbytes: int = DEFAULT_INFLIGHT_NBYTES,
         max_queued_nbytes: int = 1 << 30,
     ) -> None:
@@ -280,13 +280,13 @@ def measure_inflight_nbytes(
 ) -> int:
     """Bytes in flight from which more bring less than 2 % of a device's read bandwidth.
 
-    Reads random places of `volume` into `memory` (page-aligned, for at least 4 items) with 4, 8
-    and 16 threads, `seconds` each, three times in turn: the median counts, because a shared device
+    Reads random places of `volume` into `memory` (page-aligned, for at least 8 items) with 8, 16
+    and 32 threads, `seconds` each, three times in turn: the median counts, because a shared device
     drifts. The places should have been written once: unwritten extents read as zeros without
     touching the device. Raises OSError when the device cannot be read.
     """
     room = min(len(memory), volume.capacity_nbytes) // item_nbytes
-    trials: dict[int, list[float]] = {n: [] for n in (4, 8, 16) if n <= room}
+    trials: dict[int, list[float]] = {n: [] for n in (8, 16, 32) if n <= room}
     for _ in range(3):
         for num_threads, rates in trials.items():
             rates.append(_read_rate(volume, memory, item_nbytes, num_threads, seconds))
