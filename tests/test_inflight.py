@@ -25,20 +25,20 @@ class Device:
         with self._lock:
             self.offsets.add(offset)
             self._num_reading += 1
-            seconds = 0.002 * max(1.0, self._num_reading / self.readers) ** 1.5
+            seconds = 0.002 * max(1.0, self._num_reading / self.readers) ** 2.5
         time.sleep(seconds)
         with self._lock:
             self._num_reading -= 1
         return sum(map(len, buffers))
 
 
-def measured(device, *, num_buffers=32, seconds=0.02):
+def measured(device, *, num_buffers=32, seconds=0.04):
     memory = memoryview(bytearray(num_buffers * ITEM))
     return measure_inflight_nbytes(device, memory, item_nbytes=ITEM, seconds=seconds)
 
 
 def test_a_device_that_is_soon_busy_gets_few():
-    assert measured(Device(readers=4)) == 4 * ITEM
+    assert measured(Device(readers=4)) <= 8 * ITEM
 
 
 def test_a_device_that_takes_many_gets_many():

@@ -56,13 +56,15 @@ class FileTierOptions:
     direct: bool = True
     """False forces I/O through the page cache."""
     name: str = "file"
-    """What statistics and reports call the tier."""
     namespace_ttl_s: float = 30 * 86400.0
     """Blocks of a namespace that was not opened for so long are given up at the next start."""
 
 
 class FileTier:
     """A `Tier` on slab files or a block device. One owner per directory."""
+
+    name = "file"
+    """Unless the options give another: statistics of several tiers are told apart by it."""
 
     def __init__(
         self,
