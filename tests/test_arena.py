@@ -143,6 +143,7 @@ def test_it_is_populated(arena):
     resident.close()
     with open("/proc/self/smaps", encoding="ascii") as maps:
         text = maps.read()
-    entry = text[text.index("memfd:headstart-arena") :]
+    start = np.frombuffer(arena.view(0, 1), np.uint8).ctypes.data
+    entry = text[text.index(f"{start:x}-") :]
     size = next(line for line in entry.splitlines() if line.startswith("Rss:"))
     assert int(size.split()[1]) * 1024 == NBYTES

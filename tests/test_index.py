@@ -529,11 +529,27 @@ def test_restore_of_nothing():
     assert store(again, "ab") != [None, None]
 
 
-def test_generations_rise_over_a_restart():
+def test_a_generation_is_never_given_twice():
+    """Not even after a restart with nothing left to tell which were given."""
+    given = set()
+    for _ in range(50):
+        index = make_index()
+        given |= {slot.generation for slot in index.reserve(SMALL, 4)}
+    assert len(given) == 200
+
+
+def test_a_forged_key_neither_finds_nor_replaces_anothers_block():
     index = make_index()
-    store(index, "ab")
-    last = index.reserve(SMALL, 1)[0].generation
-    assert restarted(index).reserve(SMALL, 1)[0].generation > last
+    store(index, "a")
+    (slot,) = index.reserve(SMALL, 1)
+    keys = chain("a").keys
+    assert index.publish(keys, [slot], parent=None, namespace=99, block_nbytes=SMALL) == [None]
+    assert index.pin(keys, namespace=99, block_nbytes=SMALL) == []
+    index.check_invariants()
+
+
+def test_a_block_that_fits_no_slab_gets_no_slot():
+    assert make_index().reserve(1 << 28, 1) == []
 
 
 def test_blocks_of_two_sizes_are_restored():

@@ -18,6 +18,7 @@ All methods are thread-safe. `lookup` takes no lock, so that a look-up never wai
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
 from headstart.slots import SlabPool
 from headstart.types import BlockKey
 
-_BOOT_BITS = 40  # generation = boot << 40 | counter
+_BOOT_BITS = 32  # generation = random number of this start << 32 | counter
 
 
 class Slot(NamedTuple):
@@ -76,7 +77,7 @@ class Index:
         self._doomed: set[int] = set()
         self._reserved: dict[int, int] = {}  # offset -> slot size
         self._clock = 1
-        self._generation = 1 << _BOOT_BITS
+        self._generation = secrets.randbits(32) << _BOOT_BITS
         self._log: bytearray | None = bytearray() if logged else None
         self._lock = threading.Lock()
 
@@ -162,6 +163,8 @@ class Index:
     def reserve(self, block_nbytes: int, count: int) -> list[Slot]:
         """Up to `count` slots for blocks of a size; evicts for room. Fewer when all is pinned."""
         slot_nbytes = self._slot_nbytes(block_nbytes)
+        if slot_nbytes > self.slots.slab_nbytes:
+            return []
         reserved: list[Slot] = []
         with self._lock:
             while len(reserved) < count:
@@ -204,6 +207,11 @@ class Index:
             rooted = parent is None or above is not None
             for key, slot in zip(keys, slots, strict=True):
                 row = self._table.find(key)
+                if row is not None and (
+                    self.rows.namespace[row] != namespace
+                    or self.rows.block_nbytes[row] != block_nbytes
+                ):
+                    row, rooted = None, False  # a forged key: another block stands there
                 if row is not None or slot is None or not rooted:
                     if slot is not None:
                         self._free_reserved(slot.offset)
@@ -263,8 +271,6 @@ class Index:
             numbers = records["row"].astype(np.int64)
             self._table.load(records["key"], numbers, num_rows=len(self.rows))
             self._clock = int(records["priority"].max(initial=0)) + 1
-            boot = int(records["generation"].max(initial=0)) >> _BOOT_BITS
-            self._generation = (boot + 1) << _BOOT_BITS
             slots_of = by_value(records["block_nbytes"], self._slot_nbytes)
             self.slots.adopt(records["offset"], slots_of)
             leaf = self.rows.column("num_children")[numbers] == 0

@@ -15,6 +15,7 @@ still checked against its own header before anyone sees it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -45,6 +46,8 @@ class Journal:
         self._uuid = uuid
         self._lock = threading.Lock()
         self._fd = -1
+        # Names are looked up in the directory that was opened, wherever its path leads later.
+        self._folder = -1
         self._end = 0  # file offset after the last whole group
         self._num_records = 0
         self._backlog = b""  # changes that are not written yet
@@ -58,7 +61,8 @@ class Journal:
         A missing log, or one of another directory or version, is an empty index.
         Raises OSError when the file cannot be read or written.
         """
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = self._open(self._path.name, 0)
         size = os.fstat(self._fd).st_size
         content = bytearray(size)
         _read_all(self._fd, memoryview(content))
@@ -100,9 +104,9 @@ class Journal:
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            for fd in {self._fd, self._folder} - {-1}:
+                os.close(fd)
+            self._fd = self._folder = -1
 
     def _collect(self, index: Index) -> None:
         """Move the index's changes to the backlog, which is bounded."""
@@ -115,21 +119,27 @@ class Journal:
         # taken is in them and in the next commit, and says the same.
         self._collect(index)
         records = index.held()
-        temporary = self._path.with_suffix(".tmp")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        temporary = self._path.with_suffix(".tmp").name
+        fd = self._open(temporary, os.O_TRUNC)
         try:
             header = self._file_header()
             group = _group(records.tobytes(), len(header)) if len(records) else b""
             _write_all(fd, header + group, 0)
             os.fsync(fd)
-            temporary.rename(self._path)
+            folder = self._folder
+            os.rename(temporary, self._path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             os.close(fd)
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._folder)
             raise
         os.close(self._fd)
         self._fd, self._end = fd, len(header) + len(group)
         self._num_records, self._backlog, self._gap = len(records), b"", False
+
+    def _open(self, name: str, flags: int) -> int:
+        flags |= os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._folder)
 
     def _start_empty(self) -> None:
         os.ftruncate(self._fd, 0)

@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.types import KEY_NBYTES, BlockKey, KeyChain, NamespaceId
+from headstart.types import KEY_NBYTES, MAX_BLOCK_NBYTES, BlockKey, KeyChain, NamespaceId
 from headstart.units import align_up
 
 KEY_FORMAT_VERSION = 1
@@ -38,7 +38,6 @@ _ITEM_NBYTES = {
     "float8_e5m2": 1,
     "uint8": 1,
 }
-MAX_BLOCK_NBYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +138,12 @@ def block_keys(namespace: Namespace, tokens: Sequence[int]) -> KeyChain:
 
     The tail of fewer than `block_size` tokens has no key. Key i depends on the namespace and on
     tokens [0, (i + 1) * block_size). Pure; safe from any thread.
-    Raises ValueError for a token id outside [0, 2**32).
+    Raises ValueError for anything but a flat sequence of whole numbers in [0, 2**32).
     """
-    try:
-        ids = np.asarray(tokens, dtype=np.int64)
-    except OverflowError:
-        ids = np.array([-1])  # out of range as well
-    if ids.size and (ids.min() < 0 or ids.max() >= 1 << 32):
-        raise ValueError("token ids must be in [0, 2**32)")
+    ids = np.asarray(tokens)
+    whole = ids.dtype.kind in "iu" or not ids.size  # beyond 64 bits they are objects
+    if ids.ndim != 1 or not whole or (ids.size and not 0 <= ids.min() <= ids.max() < 1 << 32):
+        raise ValueError("token ids must be a flat sequence of whole numbers in [0, 2**32)")
     block_size = namespace.layout.block_size
     num_blocks = len(ids) // block_size
     content = ids[: num_blocks * block_size].astype("<u4").tobytes()

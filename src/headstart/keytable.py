@@ -68,6 +68,7 @@ class KeyTable:
 
     def insert(self, key: BlockKey, row: int) -> None:
         """Add an absent key."""
+        assert len(key) == KEY_NBYTES, "a key of another length would shift all others"
         table, keys = self._view
         if 3 * (self._num_used + 1) > 2 * len(table):
             self._rebuild(self._live_rows())

@@ -196,6 +196,8 @@ class Reservation:
     @property
     def views(self) -> list[memoryview]:
         """Writable memory of the chain's first blocks, `block_nbytes` each, until `commit()`."""
+        if not self._open:
+            raise ClosedError("a reservation's memory is its own only until it is committed")
         nbytes = self._chain.block_nbytes
         return [self._memory.view(slot, nbytes)[:nbytes] for slot in self._slots]
 

@@ -20,9 +20,9 @@ from headstart.units import PAGE_NBYTES, align_up
 
 
 def default_slab_nbytes(capacity_nbytes: int) -> int:
-    """A 16th of the capacity within [1 MiB, 1 GiB], but at most 1024 slabs, in whole pages."""
+    """A 16th of the capacity within [1 MiB, 1 GiB], but at most 256 slabs, in whole pages."""
     wanted = min(max(capacity_nbytes // 16, 1 << 20), 1 << 30)
-    wanted = align_up(max(wanted, capacity_nbytes // 1024))
+    wanted = align_up(max(wanted, capacity_nbytes // 256))
     return min(wanted, capacity_nbytes // PAGE_NBYTES * PAGE_NBYTES)
 
 

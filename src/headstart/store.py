@@ -15,6 +15,7 @@ It is never an exception, and never a wrong block.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class PrefixStore:
         self._counts = {"num_loads": 0, "num_late": 0, "num_writes_skipped": 0}
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
 
     def __enter__(self) -> PrefixStore:
         return self
@@ -186,15 +188,14 @@ class PrefixStore:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until every accepted block is written and would survive `kill -9` of this process.
 
-        False when the time was up before.
+        False when the time was up before, or a tier could not write it down.
         """
         self._check_open()
         deadline = None if timeout_s is None else self._clock() + timeout_s
         for lower in self._lower:
             left_s = None if deadline is None else max(0.0, deadline - self._clock())
-            if not lower.transfer.drain(left_s):
+            if not lower.transfer.drain(left_s) or not lower.tier.flush():
                 return False
-            lower.tier.flush()
         return True
 
     def verify(self, progress: Progress | None = None) -> list[VerifyReport]:
@@ -223,6 +224,8 @@ class PrefixStore:
             if self._closed:
                 return
             self._closed = True
+        if os.getpid() != self._pid:
+            return  # a fork's copy: memory, files and lock are the other process's
         deadline = self._clock() + timeout_s
         for lower in self._lower:
             lower.transfer.drain(max(0.0, deadline - self._clock()))
@@ -268,7 +271,14 @@ class PrefixStore:
 
     def _accept(self, chain: KeyChain, views: list[memoryview], hold: SharedHold) -> bool:
         """Queue new blocks for every lower tier; whether at least one took them."""
-        accepted = [self._queue_write(lower, chain, views, hold) for lower in self._lower]
+        accepted = [
+            self._queue_write(lower, chain, views, hold)
+            for lower in self._lower
+            # Its parent may be on its way, in a write that is queued before this one.
+            if chain.parent is None
+            or lower.transfer.queued_nbytes
+            or lower.tier.lookup((chain.parent,))
+        ]
         return any(accepted)
 
     def _write_behind(self, lower: _Lower, chain: KeyChain, rows: list[int]) -> None:
@@ -306,5 +316,9 @@ class PrefixStore:
                 self._counts[name] += number
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "the store belongs to the process that opened it; open one after fork"
+            )
         if self._closed:
             raise ClosedError("the store is closed")

@@ -47,7 +47,7 @@ class Ticket:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the batch is finished and published; False when the time was up before."""
-        return self._done.wait(timeout_s)
+        return self._done.wait(_wait_bound(timeout_s))
 
     def ready_blocks(self) -> int:
         """See `Batch.ready_blocks`."""
@@ -103,6 +103,7 @@ class Transfer:
         self._write: Ticket | None = None
         self._deciding = False  # a worker is making the next write's batch
         self._queued_nbytes = 0
+        self._num_accepted = self._num_finished = 0  # writes
         self._running_nbytes = 0
         self._num_running = 0
         self._closing = False
@@ -153,14 +154,18 @@ class Transfer:
             ):
                 return False
             self._queued_nbytes += nbytes
+            self._num_accepted += 1
             self._writes.append((decide, nbytes, on_done))
             self._changed.notify()
         return True
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until no write is queued or running; False when the time was up before."""
+        """Wait for the writes accepted so far; False when the time was up before."""
         with self._lock:
-            return self._written.wait_for(lambda: self._queued_nbytes == 0, timeout_s)
+            last = self._num_accepted  # not later ones: others may store without end
+            return self._written.wait_for(
+                lambda: self._num_finished >= last, _wait_bound(timeout_s)
+            )
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """Finish what is running, give up what is queued. False when a device did not return."""
@@ -168,6 +173,7 @@ class Transfer:
             self._closing = True
             abandoned, self._writes = list(self._writes), deque()
             self._queued_nbytes -= sum(nbytes for _, nbytes, _ in abandoned)
+            self._num_finished += len(abandoned)
             for ticket in self._reads:
                 ticket.cancel()
             if self._write is not None:
@@ -236,6 +242,7 @@ class Transfer:
                 with self._lock:
                     self._write, self._deciding = None, False
                     self._queued_nbytes -= nbytes
+                    self._num_finished += 1
                     self._changed.notify_all()
                     self._written.notify_all()
 
@@ -266,6 +273,10 @@ class Transfer:
             self._changed.notify()
         if last:
             _finish(ticket)
+
+
+def _wait_bound(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
 
 
 def _finish(ticket: Ticket) -> None:

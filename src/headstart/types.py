@@ -14,6 +14,7 @@ NamespaceId = NewType("NamespaceId", bytes)
 """Digest of a `Namespace`; `KEY_NBYTES` long."""
 
 KEY_NBYTES = 32
+MAX_BLOCK_NBYTES = 1 << 30
 
 
 class Outcome(Enum):
@@ -45,6 +46,14 @@ class KeyChain:
     block_nbytes: int
     keys: tuple[BlockKey, ...]
     parent: BlockKey | None = None
+
+    def __post_init__(self) -> None:
+        # Keys of one length are what the index and the block format are built on.
+        fixed = {len(self.namespace), *map(len, self.keys), len(self.parent or self.namespace)}
+        if fixed != {KEY_NBYTES}:
+            raise ValueError(f"namespace, keys and parent must be {KEY_NBYTES} bytes long")
+        if not 1 <= self.block_nbytes <= MAX_BLOCK_NBYTES:
+            raise ValueError(f"block_nbytes must be in [1, {MAX_BLOCK_NBYTES}]")
 
     def __len__(self) -> int:
         return len(self.keys)

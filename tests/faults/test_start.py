@@ -107,7 +107,8 @@ def test_a_first_start_that_was_interrupted_is_taken_up_again(tmp_path, left):
     root.mkdir()
     for name in left:
         (root / name).parent.mkdir(exist_ok=True)
-        (root / name).mkdir() if name.endswith("/") else (root / name).write_bytes(b"{")
+        content = b"123" if name == "lock" else b"{"
+        (root / name).mkdir() if name.endswith("/") else (root / name).write_bytes(content)
     tier = open_tier(root)
     assert len(tier.index) == 0
     tier.close()

@@ -200,12 +200,10 @@ def test_an_orphan_is_refused_without_lower_tiers(make):
 
 
 def test_an_orphan_whose_parent_no_tier_holds_is_stored_nowhere(world):
-    """It is accepted, because the parent may be in the queue before it; the file tier refuses."""
     run = chain("abcd").run(2, 4)
-    assert world.store.store(run, blocks_of(run)) == [DONE, DONE]
+    assert world.store.store(run, blocks_of(run)) == [ORPHAN, ORPHAN]
     world.settled()
     assert [world.store.lookup(run.run(n, n + 1)).num_blocks for n in range(2)] == [0, 0]
-    assert world.file.stats().num_refused == 2
 
 
 def test_runs_of_a_chain_follow_each_other_through_the_queue(world):

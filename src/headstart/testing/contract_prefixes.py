@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headstart.errors import ConfigError, HeadstartError
-from headstart.keys import MAX_BLOCK_NBYTES
 from headstart.testing.bounds import bounded_tests
 from headstart.testing.checks import bounded_stats, check_closed, check_write, held
 from headstart.testing.harness import ODD_BLOCK_NBYTES, kit_namespace
 from headstart.testing.rig import TierRig
-from headstart.types import NamespaceId, Outcome
+from headstart.types import MAX_BLOCK_NBYTES, NamespaceId, Outcome
 
 DONE, FULL, ORPHAN = Outcome.DONE, Outcome.FULL, Outcome.ORPHAN
 

@@ -330,8 +330,9 @@ class DictTier:
                 seconds=time.monotonic() - start_s,
             )
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         self._check_open()
+        return True
 
     def close(self) -> None:
         self._closed = True

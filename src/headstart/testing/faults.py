@@ -78,8 +78,8 @@ class _Wrapped:
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         return self.inner.verify(progress)
 
-    def flush(self) -> None:
-        self.inner.flush()
+    def flush(self) -> bool:
+        return self.inner.flush()
 
     def close(self) -> None:
         self.inner.close()

@@ -103,8 +103,8 @@ class Tier(Protocol):
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Read every block, drop what is damaged, report."""
 
-    def flush(self) -> None:
-        """Return when everything written so far would survive `kill -9` of this process."""
+    def flush(self) -> bool:
+        """Whether everything written so far would survive `kill -9` of this process."""
 
     def close(self) -> None:
         """Release the medium. Idempotent."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import os
 import threading
 import time
 from collections import Counter
@@ -38,6 +39,8 @@ from headstart.types import BlockKey, KeyChain, NamespaceId, Outcome, TierStats,
 from headstart.units import PAGE_NBYTES, align_up, format_nbytes
 
 _log = logging.getLogger(__name__)
+
+_TOUCH_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,10 @@ class FileTier:
         Raises ConfigError or TierUnavailableError; then nothing is left open, a cache that was
         there is as it was, and of a new one nothing is left behind.
         """
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
+        self._touched_at = wall_clock()
+        self._opened: set[int] = set()  # numbers of namespaces
+        self._pid = os.getpid()
         self.name = options.name
         self._policy = make_policy(options.policy)
         _check_sizes(options)
@@ -120,6 +126,7 @@ class FileTier:
             except OSError as error:
                 # It works for this process; its blocks are given up at the next start.
                 _log.warning("a namespace cannot be written down: %s", error)
+            self._opened.add(self.namespaces[namespace.id])
 
     def lookup(self, keys: Sequence[BlockKey]) -> int:
         """See `Tier.lookup`."""
@@ -192,10 +199,10 @@ class FileTier:
             seconds=self._clock() - started,
         )
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """See `Tier.flush`. Blocks are written when `finish` returns; only the log may lag."""
         self._check_open()
-        self.commit()
+        return self.commit()
 
     def close(self) -> None:
         """Compact the log and release the directory. Batches must be finished before."""
@@ -203,10 +210,12 @@ class FileTier:
             if self._closed:
                 return
             self._closed = True
-        try:
-            self._journal.compact(self.index)
-        except OSError as error:
-            _log.warning("the index could not be compacted: %s", error)
+        if os.getpid() == self._pid:  # else a fork's copy, whose index is not the directory's
+            self._touch_namespaces()
+            try:
+                self._journal.compact(self.index)
+            except OSError as error:
+                _log.warning("the index could not be compacted: %s", error)
         self._journal.close()
         self.volume.close()
         self._root.close()
@@ -215,13 +224,24 @@ class FileTier:
         """Assert the index's invariants; for tests."""
         self.index.check_invariants()
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Write the index's changes to the log; what the disk refuses now is written later."""
+        if self._wall_clock() - self._touched_at > _TOUCH_S:
+            self._touch_namespaces()
         try:
             self._journal.commit(self.index)
         except OSError as error:
             self.counters.add(num_failed=1)
             _log.warning("the index log cannot be written: %s", error)
+            return False
+        return True
+
+    def _touch_namespaces(self) -> None:
+        """Note that the namespaces opened by this process are in use."""
+        self._touched_at = self._wall_clock()
+        for number in list(self._opened):
+            with contextlib.suppress(OSError):
+                self._root.touch_namespace(number)
 
     def _open(self, options: FileTierOptions, now: float, undo: contextlib.ExitStack) -> None:
         """Open everything; `undo` learns how to close it again."""
@@ -276,6 +296,8 @@ class FileTier:
         return numbers
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError("the file tier belongs to the process that opened it")
         if self._closed:
             raise ClosedError("the file tier is closed")
 

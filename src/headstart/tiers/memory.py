@@ -122,9 +122,10 @@ class MemoryTier:
             seconds=0.0,
         )
 
-    def flush(self) -> None:
-        """See `Tier.flush`. Memory never outlives the process; nothing to do."""
+    def flush(self) -> bool:
+        """See `Tier.flush`. Memory promises nothing beyond the process; nothing to do."""
         self._check_open()
+        return True
 
     def close(self) -> None:
         """Free the arena. Idempotent."""

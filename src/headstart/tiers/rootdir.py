@@ -41,6 +41,7 @@ class RootDir:
 
         Raises ConfigError, TierUnavailableError, or RootLockedError when a process owns it.
         """
+        path = path.absolute()  # a later chdir must not lead to another directory
         self.path = path
         self.slabs = path / "slabs"
         self.log = path / "index.log"
@@ -52,7 +53,7 @@ class RootDir:
         _refuse_volatile(path, durable=durable)
         try:
             _refuse_foreign(path)
-            self._made += [each for each in (path, path / "lock") if not each.exists()]
+            self._made += [each for each in (path, path / "lock") if not os.path.lexists(each)]
             path.mkdir(mode=0o700, exist_ok=True)
             self._lock_fd = _lock(path / "lock")
             if not self._format.exists():
@@ -171,7 +172,7 @@ def _lock(path: Path) -> int:
 
 
 def _lock_once(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     whole_file = struct.pack("hhqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file)
@@ -197,7 +198,7 @@ def _refuse_foreign(path: Path) -> None:
     if not path.exists() or _is_ours(path / "format.json"):
         return
     names = {entry.name for entry in path.iterdir()} - {"lost+found"}
-    if foreign := sorted(names - _OURS if "lock" in names else names):
+    if foreign := sorted(names - _OURS if _is_lock(path / "lock") else names):
         raise ConfigError(
             f"root {path} is not empty ({foreign[0]!r} ...) and not a Headstart directory; "
             "name a new or an empty directory"
@@ -208,6 +209,16 @@ def _is_ours(path: Path) -> bool:
     try:
         return bool(json.loads(path.read_text())["format"] == _FORMAT)
     except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_lock(path: Path) -> bool:
+    """Whether a file holds what a lock holds: a process id, or nothing yet."""
+    try:
+        return (not path.is_symlink() and path.read_bytes()[:32].strip().isdigit()) or (
+            path.stat().st_size == 0
+        )
+    except OSError:
         return False
 
 
@@ -224,7 +235,7 @@ def _file_system(path: Path) -> str:
     """Type of the file system that holds `path`, from the longest mount point above it."""
     where = path.resolve()
     best, kind = "", "unknown"
-    with open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
             left, _, right = line.partition(" - ")
             mount = left.split(" ")[4].encode().decode("unicode_escape")

@@ -82,17 +82,23 @@ class SlabFiles:
     def read(self, offset: int, buffers: list[memoryview]) -> int:
         """See `Volume.read`."""
         number, position = divmod(offset, self._slab_nbytes)
-        return os.preadv(self._fds[number], buffers, position)
+        return os.preadv(self._fd(number), buffers, position)
 
     def write(self, offset: int, buffers: list[memoryview]) -> int:
         """See `Volume.write`."""
         number, position = divmod(offset, self._slab_nbytes)
-        return os.pwritev(self._fds[number], buffers, position)
+        return os.pwritev(self._fd(number), buffers, position)
 
     def close(self) -> None:
         """Close all files. Idempotent."""
         while self._fds:
             os.close(self._fds.pop())
+
+    def _fd(self, number: int) -> int:
+        try:
+            return self._fds[number]
+        except IndexError:
+            raise OSError(errno.EBADF, "the slabs are closed") from None
 
 
 class DeviceVolume:
