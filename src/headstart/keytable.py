@@ -18,7 +18,6 @@ from headstart.types import KEY_NBYTES, BlockKey
 _EMPTY = 0
 _REMOVED = 0xFFFFFFFF
 _MIN_CAPACITY = 1 << 10
-MAX_ROWS = 0xFFFFFFF0
 
 
 class KeyTable:

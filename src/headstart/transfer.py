@@ -105,7 +105,6 @@ class Transfer:
         self._queued_nbytes = 0
         self._num_accepted = self._num_finished = 0  # writes
         self._running_nbytes = 0
-        self._num_running = 0
         self._closing = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the threads
@@ -220,7 +219,6 @@ class Transfer:
         if self._running_nbytes > self.inflight_nbytes + nbytes:
             return None
         ticket._num_workers += 1
-        self._num_running += 1
         self._running_nbytes += nbytes
         return ticket
 
@@ -266,7 +264,6 @@ class Transfer:
             _log.exception("a block transfer failed unexpectedly")
             self._exhaust(ticket)
         with self._lock:
-            self._num_running -= 1
             self._running_nbytes -= ticket._batch.item_nbytes
             ticket._num_workers -= 1
             last = ticket._exhausted and ticket._num_workers == 0

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from headstart.config import Settings, open_store
-from headstart.errors import ClosedError, TierUnavailableError
+from headstart.errors import ClosedError, ConfigError, TierUnavailableError
 from headstart.keys import BlockLayout, Namespace, block_keys
 from headstart.tiers import FileTier, FileTierOptions
 from headstart.types import KeyChain, Outcome
@@ -130,3 +130,25 @@ def test_a_malformed_chain_does_not_exist(wrong):
     sound = {"namespace": CHAIN.namespace, "block_nbytes": 4096, "keys": CHAIN.keys}
     with pytest.raises(ValueError, match="must be"):
         KeyChain(**{**sound, **wrong})
+
+
+@pytest.mark.parametrize("content", [b"my own words", b"12 monkeys"])
+def test_a_directory_with_a_lock_of_somebody_else_is_not_taken_over(tmp_path, content):
+    root = tmp_path / "root"
+    (root / "slabs").mkdir(parents=True)
+    (root / "lock").write_bytes(content)
+    (root / "slabs/000000.slab").write_bytes(b"theirs")
+    with pytest.raises(ConfigError, match="not a Headstart directory"):
+        opened(root)
+    assert (root / "lock").read_bytes() == content
+    assert (root / "slabs/000000.slab").read_bytes() == b"theirs"
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    root, target = tmp_path / "root", tmp_path / "target"
+    root.mkdir()
+    target.write_bytes(b"")
+    (root / "lock").symlink_to(target)
+    with pytest.raises(ConfigError, match="not a Headstart directory"):
+        opened(root)
+    assert target.read_bytes() == b""

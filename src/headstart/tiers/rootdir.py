@@ -214,12 +214,13 @@ def _is_ours(path: Path) -> bool:
 
 def _is_lock(path: Path) -> bool:
     """Whether a file holds what a lock holds: a process id, or nothing yet."""
+    if path.is_symlink():
+        return False
     try:
-        return (not path.is_symlink() and path.read_bytes()[:32].strip().isdigit()) or (
-            path.stat().st_size == 0
-        )
+        content = path.read_bytes()
     except OSError:
         return False
+    return not content or content.strip().isdigit()
 
 
 def _refuse_volatile(path: Path, *, durable: bool) -> None:
