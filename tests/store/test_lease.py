@@ -139,7 +139,7 @@ def test_what_comes_late_is_published_later_and_nothing_leaks(world, closed_firs
         world.wait_for(lambda: not world.memory.index._reserved)
     else:
         stalled.set()
-        world.wait_for(lambda: world.transfers[0]._num_running == 0)
+        world.wait_for(lambda: world.transfers[0]._running_nbytes == 0)
         world.check(lease)
         lease.close()
     assert world.memory.lookup(chain("abcdef").keys) >= 2
@@ -158,7 +158,7 @@ def test_a_late_lease_keeps_its_bytes_whatever_others_do(make):
         world.store.store(run, blocks_of(run))
         world.check(lease)
     stalled.set()
-    world.wait_for(lambda: world.transfers[0]._num_running == 0)
+    world.wait_for(lambda: world.transfers[0]._running_nbytes == 0)
     for number in range(10):
         run = chain([f"s{number}"])
         world.store.store(run, blocks_of(run))
