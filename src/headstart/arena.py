@@ -111,11 +111,16 @@ def _take_huge_pages(mapped: mmap.mmap, clock: Callable[[], float]) -> None:
             mapped.madvise(_MADV_COLLAPSE, offset, min(_COLLAPSE_NBYTES, whole - offset))
 
 
-def _refuse_beyond_memory(nbytes: int) -> None:
-    """fallocate on a memfd beyond the free memory may end in the OOM killer; ask first."""
+def available_nbytes() -> int:
+    """Memory that the machine could still give, as the kernel estimates it."""
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         fields = dict(line.split(":", 1) for line in meminfo)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _refuse_beyond_memory(nbytes: int) -> None:
+    """fallocate on a memfd beyond the free memory may end in the OOM killer; ask first."""
+    available = available_nbytes()
     if nbytes > available:
         raise ConfigError(
             f"memory.capacity: {format_nbytes(nbytes)} is more than the {format_nbytes(available)} "

@@ -21,13 +21,18 @@ import json
 import logging
 import mmap
 import os
+import shutil
+import stat
+import tempfile
 import tomllib
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from headstart.arena import available_nbytes
 from headstart.errors import ConfigError
 from headstart.policies import make_policy
 from headstart.store import PrefixStore
@@ -100,6 +105,26 @@ class FileTierSettings(_Strict):
     )
 
 
+class NodeSettings(_Strict):
+    """The process that holds the tiers for the engines of a machine."""
+
+    socket: Path | None = Field(
+        default=None, description="Control socket; by default one in the user's runtime folder."
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of /metrics on 127.0.0.1; by default 9465, or a free one if it is taken.",
+    )
+    idle_exit: Seconds | None = Field(
+        default=None, description="End when no engine was connected for so long; by default never."
+    )
+    lease_ttl: Seconds = Field(
+        default=60.0, description="How long blocks stay pinned for a request that waits."
+    )
+
+
 class Settings(_Strict):
     """Everything that can be set. `Settings()` is a memory tier of 1 GiB and nothing below it."""
 
@@ -107,6 +132,7 @@ class Settings(_Strict):
     tiers: tuple[FileTierSettings, ...] = Field(
         default=(), description="Lower tiers, fastest first."
     )
+    node: NodeSettings = Field(default_factory=NodeSettings)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "settings") -> Settings:
@@ -150,6 +176,75 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(environ["HEADSTART_CACHE_DIR"])
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/tmp")) / ".cache"
     return Path(base) / "headstart"
+
+
+def node_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings of a node: those of `load_settings`, or where nothing is set, ones to start with.
+
+    Those keep blocks in an eighth of the available memory, at most 4 GiB, and on the disk of the
+    user's cache folder, in a quarter of its free space, at most 16 GiB.
+    """
+    environ = os.environ if environ is None else environ
+    ours = [name for name in environ if name.startswith(_PREFIX)]
+    if path is not None or set(ours) - {"HEADSTART_CACHE_DIR"}:
+        return load_settings(path, environ)
+    root = cache_dir(environ) / "blocks"
+    root.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root.parent).free + sum(
+        file.stat().st_blocks * 512 for file in (root / "slabs").glob("*.slab")
+    )
+    memory, disk = available_nbytes() // 8, free // 4
+    return Settings(
+        memory=MemorySettings(capacity=_power_of_two(min(memory, 4 << 30))),
+        tiers=(
+            FileTierSettings(kind="file", root=root, capacity=_power_of_two(min(disk, 16 << 30))),
+        ),
+    )
+
+
+def node_socket(settings: Settings, environ: Mapping[str, str] | None = None) -> Path:
+    """The control socket of a node with these settings.
+
+    One a set of tiers, in a folder that only the user can enter: `$XDG_RUNTIME_DIR/headstart`, or
+    `headstart-<uid>` in the folder for temporary files. Raises ConfigError when it is another's.
+    """
+    if settings.node.socket is not None:
+        return settings.node.socket.absolute()
+    environ = os.environ if environ is None else environ
+    if environ.get("XDG_RUNTIME_DIR"):
+        folder = Path(environ["XDG_RUNTIME_DIR"]) / "headstart"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"headstart-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; set node.socket") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(
+            f"{folder} must be a directory of this user that nobody else may enter; remove it, or "
+            "set node.socket to a path elsewhere"
+        )
+    # Capacities follow the free space of the moment, so they do not name a node; roots do.
+    roots = "\n".join(str(tier.root.absolute()) for tier in settings.tiers)
+    return folder / f"node-{blake2b(roots.encode(), digest_size=8).hexdigest()}.sock"
+
+
+def node_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a node that an engine starts: without what was meant for the engine.
+
+    A preloaded allocator and OpenMP's bindings would tie the node to the engine's cores.
+    """
+    environ = os.environ if environ is None else environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != "LD_PRELOAD" and not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))
+    }
+
+
+def _power_of_two(nbytes: int) -> int:
+    return 1 << max(nbytes, PAGE_NBYTES).bit_length() - 1
 
 
 def forbid_downloads() -> None:
@@ -268,6 +363,8 @@ def _known(path: list[str]) -> bool:
     match path:
         case ["memory", name]:
             return name in MemorySettings.model_fields
+        case ["node", name]:
+            return name in NodeSettings.model_fields
         case ["tiers", number, name]:
             return number.isdecimal() and name in FileTierSettings.model_fields
     return False
@@ -281,7 +378,8 @@ def _variables(tree: Mapping[str, Any]) -> list[str]:
         for number in numbers
         for name in FileTierSettings.model_fields
     ]
-    return [*_OTHER_VARIABLES, *memory, *tiers]
+    node = [f"{_PREFIX}NODE__{name.upper()}" for name in NodeSettings.model_fields]
+    return [*_OTHER_VARIABLES, *memory, *node, *tiers]
 
 
 def _explain(item: Any) -> str:
@@ -291,7 +389,8 @@ def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         model: type[BaseModel] = Settings
         if len(path) > 1:
-            model = MemorySettings if path[0] == "memory" else FileTierSettings
+            tables: dict[str, type[BaseModel]] = {"memory": MemorySettings, "node": NodeSettings}
+            model = tables.get(path[0], FileTierSettings)
         near = difflib.get_close_matches(path[-1], model.model_fields, n=1, cutoff=0.0)
         allowed = ", ".join(model.model_fields)
         return f"{where} is unknown; did you mean {near[0]!r}? allowed: {allowed}"

@@ -34,6 +34,7 @@ from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
 from headstart.slots import SlabPool
 from headstart.types import BlockKey
 
+_SLICE_ROWS = 4096
 _BOOT_BITS = 32  # generation = random number of this start << 32 | counter
 
 
@@ -236,13 +237,26 @@ class Index:
         return count
 
     def discard_namespace(self, namespace: int) -> int:
-        """Forget every block of a namespace."""
+        """Forget every block of a namespace, a slice at a time: others wait for one slice only."""
+        total = 0
+        while True:
+            with self._lock:
+                live = self._live_rows()
+                found = live[self.rows.column("namespace")[live] == namespace][:_SLICE_ROWS]
+                count = self._remove_with_descendants(found.tolist())
+                self.counters.num_discarded += count
+            total += count
+            if not count:
+                return total
+
+    @property
+    def usage(self) -> dict[int, int]:
+        """Bytes of blocks held, by number of namespace. Visits every row."""
         with self._lock:
             live = self._live_rows()
-            found = live[self.rows.column("namespace")[live] == namespace].tolist()
-            count = self._remove_with_descendants(found)
-            self.counters.num_discarded += count
-        return count
+            numbers = self.rows.column("namespace")[live].astype(np.int64)
+            nbytes = np.bincount(numbers, self.rows.column("block_nbytes")[live])
+        return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
 
     def take_log(self) -> bytes:
         """Records (dtype RECORD) of all changes since the last call, in order; empties the log."""

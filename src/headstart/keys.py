@@ -156,13 +156,20 @@ def keys_from_hashes(namespace: Namespace, hashes: Sequence[bytes]) -> KeyChain:
     return _chain(namespace, hashes)
 
 
+def next_keys(parent: BlockKey | NamespaceId, hashes: Sequence[bytes]) -> list[BlockKey]:
+    """Keys of the blocks that follow `parent`, or start a prompt where it is the namespace's id."""
+    keys: list[BlockKey] = []
+    above: bytes = parent
+    for content in hashes:
+        above = blake2b(above + content, digest_size=KEY_NBYTES, person=_PERSON).digest()
+        keys.append(BlockKey(above))
+    return keys
+
+
 def _chain(namespace: Namespace, contents: Sequence[bytes]) -> KeyChain:
     namespace_id = namespace.id
-    keys: list[BlockKey] = []
-    parent: bytes = namespace_id
-    for content in contents:
-        parent = blake2b(parent + content, digest_size=KEY_NBYTES, person=_PERSON).digest()
-        keys.append(BlockKey(parent))
     return KeyChain(
-        namespace=namespace_id, block_nbytes=namespace.layout.block_nbytes, keys=tuple(keys)
+        namespace=namespace_id,
+        block_nbytes=namespace.layout.block_nbytes,
+        keys=tuple(next_keys(namespace_id, contents)),
     )

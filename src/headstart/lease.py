@@ -188,10 +188,19 @@ class Reservation:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give the slots back; nothing is stored. Idempotent, and nothing after `commit()`."""
         if self._open:
             self._open = False
             self._memory.index.release(self._slots)
             self._memory.index.unpin(self._pinned)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where in the arena the views lie."""
+        return [slot.offset for slot in self._slots]
 
     @property
     def views(self) -> list[memoryview]:

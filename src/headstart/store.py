@@ -22,19 +22,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headstart.arena import Arena
 from headstart.errors import ClosedError
 from headstart.keys import Namespace
 from headstart.lease import Lease, Promotion, Reservation, SharedHold
 from headstart.tiers.base import Batch, Progress, Tier
 from headstart.tiers.memory import MemoryTier, copy
-from headstart.transfer import Transfer
-from headstart.types import KeyChain, Outcome, TierStats, VerifyReport
+from headstart.transfer import Ticket, Transfer
+from headstart.types import KeyChain, NamespaceId, Outcome, TierStats, VerifyReport
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 _log = logging.getLogger(__name__)
+_ASK_EVERY_S = 0.005
+
+GoOn = Callable[[int], bool]
+"""Called with the blocks ready so far; whether to go on waiting for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,11 @@ class PrefixStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @property
+    def arena(self) -> Arena:
+        """The memory that leases and reservations lie in, at their `offsets`."""
+        return self._memory.arena
+
     def open_namespace(self, namespace: Namespace) -> None:
         """Make a namespace known to every tier; do so before anything else with its blocks.
 
@@ -117,11 +127,18 @@ class PrefixStore:
         by_tier = {tier.name: tier.lookup(chain.keys) for tier in self._all_tiers()}
         return Lookup(num_blocks=max(by_tier.values()), by_tier=by_tier)
 
-    def load(self, chain: KeyChain, *, timeout_s: float | None = None) -> Lease:
+    def load(
+        self,
+        chain: KeyChain,
+        *,
+        timeout_s: float | None = None,
+        go_on: GoOn | None = None,
+    ) -> Lease:
         """Bring the longest held prefix of `chain` into memory and pin it there.
 
-        Blocks until all of it is read and verified, or for `timeout_s`; then the lease holds what
-        is ready. Its blocks are pinned, in memory, until it is closed: use it as a context manager.
+        Blocks until all of it is read and verified, or for `timeout_s`, or until `go_on`, which is
+        asked every few milliseconds meanwhile, says no; then the lease holds what is ready. Its
+        blocks are pinned, in memory, until it is closed: use it as a context manager.
         """
         self._check_open()
         started = self._clock()
@@ -135,7 +152,7 @@ class PrefixStore:
                 held = lower.tier.lookup(chain.keys)
                 if held > lease.ready_blocks and not lease.late:
                     left_s = None if timeout_s is None else timeout_s - (self._clock() - started)
-                    self._promote(lower, lease, held, left_s)
+                    self._promote(lower, lease, held, left_s, go_on)
                 else:
                     lower.tier.touch(chain.keys[:held])
                 if held < num_here:
@@ -184,6 +201,19 @@ class PrefixStore:
         """
         self._check_open()
         return max(tier.discard(chain.keys) for tier in self._all_tiers())
+
+    def usage(self) -> dict[str, dict[NamespaceId, int]]:
+        """For each tier the namespaces that it knows and the bytes that each holds."""
+        self._check_open()
+        return {tier.name: tier.usage() for tier in self._all_tiers()}
+
+    def discard_namespace(self, namespace: NamespaceId) -> int:
+        """Forget every block of a namespace in every tier; returns the most any tier forgot."""
+        self._check_open()
+        return max(
+            tier.discard_namespace(namespace) if namespace in tier.usage() else 0
+            for tier in self._all_tiers()
+        )
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until every accepted block is written and would survive `kill -9` of this process.
@@ -245,7 +275,14 @@ class PrefixStore:
             block_nbytes=chain.block_nbytes,
         )
 
-    def _promote(self, lower: _Lower, lease: Lease, held: int, timeout_s: float | None) -> None:
+    def _promote(
+        self,
+        lower: _Lower,
+        lease: Lease,
+        held: int,
+        timeout_s: float | None,
+        go_on: GoOn | None,
+    ) -> None:
         """Extend a lease to block `held` by reading from a lower tier."""
         memory, chain = self._memory, lease.chain
         started = self._clock()
@@ -257,7 +294,7 @@ class PrefixStore:
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
         ticket = lower.transfer.read(lower.tier.begin_read(wanted, views), promotion.finished)
         try:
-            in_time = ticket.wait(timeout_s)
+            in_time = _wait(ticket, timeout_s, lease.ready_blocks, go_on, self._clock)
         except BaseException:  # Ctrl-C while a device is waited for
             ticket.cancel()
             promotion.abandon()
@@ -322,3 +359,23 @@ class PrefixStore:
             )
         if self._closed:
             raise ClosedError("the store is closed")
+
+
+def _wait(
+    ticket: Ticket,
+    timeout_s: float | None,
+    above: int,
+    go_on: GoOn | None,
+    clock: Callable[[], float],
+) -> bool:
+    """Wait for a read of the blocks after the first `above`; False when it was given up."""
+    if go_on is None:
+        return ticket.wait(timeout_s)
+    deadline = None if timeout_s is None else clock() + timeout_s
+    while go_on(above + ticket.ready_blocks()):
+        left_s = _ASK_EVERY_S if deadline is None else min(_ASK_EVERY_S, deadline - clock())
+        if ticket.wait(max(0.0, left_s)):
+            return True
+        if deadline is not None and clock() >= deadline:
+            return False
+    return ticket.wait(0)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__, render
-from headstart.cli import bench, config, demo
+from headstart.cli import bench, config, demo, node
 from headstart.errors import HeadstartError
 
 EXIT_USAGE = 2
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command(name="demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
+app.add_typer(node.app, name="node")
 
 
 def _print_version(wanted: bool) -> None:

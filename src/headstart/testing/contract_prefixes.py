@@ -192,6 +192,16 @@ class PrefixTests:
         opened.end()
         rig.read(chain)
 
+    def test_usage_is_told_by_namespace(self, rig: TierRig) -> None:
+        other = rig.open_namespace(kit_namespace("other"))
+        chain = rig.chain("abc")
+        rig.store(chain, rig.chain("ab", other))
+        usage = rig.tier.usage()
+        assert usage[rig.namespace.id] == 3 * chain.block_nbytes
+        assert usage[other.id] == 2 * chain.block_nbytes
+        rig.discard(chain.keys)
+        assert rig.tier.usage()[rig.namespace.id] == 0
+
     def test_discard_namespace(self, rig: TierRig) -> None:
         other = rig.open_namespace(kit_namespace("other"))
         rig.store(rig.chain("abc"), rig.chain("ab", other))

@@ -299,6 +299,14 @@ class DictTier:
             keys = [key for key, entry in entries if entry.namespace == namespace]
             return self.books.forget(keys, "num_discarded")
 
+    def usage(self) -> dict[NamespaceId, int]:
+        with self.books.lock:
+            self._check_open()
+            held = dict.fromkeys(self._namespaces, 0)
+            for entry in self.books.entries.values():
+                held[entry.namespace] = held.get(entry.namespace, 0) + len(entry.data)
+            return held
+
     def stats(self) -> TierStats:
         with self.books.lock:
             self._check_open()

@@ -72,6 +72,9 @@ class _Wrapped:
     def discard_namespace(self, namespace: NamespaceId) -> int:
         return self.inner.discard_namespace(namespace)
 
+    def usage(self) -> dict[NamespaceId, int]:
+        return self.inner.usage()
+
     def stats(self) -> TierStats:
         return self.inner.stats()
 

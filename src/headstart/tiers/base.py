@@ -97,6 +97,9 @@ class Tier(Protocol):
     def discard_namespace(self, namespace: NamespaceId) -> int:
         """Forget every block of a namespace. Returns how many."""
 
+    def usage(self) -> dict[NamespaceId, int]:
+        """Every known namespace, of this process or an earlier one, and the bytes it holds."""
+
     def stats(self) -> TierStats:
         """Counters since the tier was opened."""
 

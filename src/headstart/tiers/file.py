@@ -162,6 +162,12 @@ class FileTier:
         self.commit()
         return count
 
+    def usage(self) -> dict[NamespaceId, int]:
+        """See `Tier.usage`."""
+        self._check_open()
+        nbytes = self.index.usage
+        return {space: nbytes.get(number, 0) for space, number in self.namespaces.items()}
+
     def stats(self) -> TierStats:
         """See `Tier.stats`."""
         self._check_open()

@@ -51,7 +51,7 @@ class MemoryTier:
             policy=make_policy(policy),
             slot_nbytes=align_up,
         )
-        self._arena = Arena(align_up(self.index.slots.capacity_nbytes), huge_pages=huge_pages)
+        self.arena = Arena(align_up(self.index.slots.capacity_nbytes), huge_pages=huge_pages)
         self.counters = Counters()
         self.namespaces = NamespaceNumbers({})
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class MemoryTier:
     def view(self, slot: Slot | int, block_nbytes: int) -> memoryview:
         """The memory of a slot, or of the slot at an offset: whole pages, until `close()`."""
         offset = slot if isinstance(slot, int) else slot.offset
-        return self._arena.view(offset, align_up(block_nbytes))
+        return self.arena.view(offset, align_up(block_nbytes))
 
     def open_namespace(self, namespace: Namespace) -> None:
         """See `Tier.open_namespace`."""
@@ -105,6 +105,12 @@ class MemoryTier:
         self._check_open()
         return self.index.discard_namespace(self.namespaces[namespace])
 
+    def usage(self) -> dict[NamespaceId, int]:
+        """See `Tier.usage`."""
+        self._check_open()
+        nbytes = self.index.usage
+        return {space: nbytes.get(number, 0) for space, number in self.namespaces.items()}
+
     def stats(self) -> TierStats:
         """See `Tier.stats`."""
         self._check_open()
@@ -131,7 +137,7 @@ class MemoryTier:
         """Free the arena. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._arena.close()
+            self.arena.close()
 
     def check_invariants(self) -> None:
         """Assert the index's invariants; for tests."""

@@ -1,0 +1,422 @@
+"""The scheduler's half of the connector: what to load for whom, and what to store.
+
+It runs on the thread that schedules every request of the engine, so it does no I/O and waits for
+nothing but the node's short answers. A request goes through
+
+    arrival     look up, start to promote                      (on_new_request)
+    polls       not yet | so many tokens, claimed               (get_num_new_matched_tokens)
+    admission   pair engine blocks with arena slots             (update_state_after_alloc)
+    each step   ship the loads; reserve slots for new blocks    (build_connector_meta)
+    answers     workers have copied: release, commit            (update_connector_output)
+
+A claim that was not followed by an admission is undone in the same step. This module knows vLLM's
+objects only by the attributes it reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headstart.engines.vllm.options import Options
+from headstart.engines.vllm.stats import Sums
+from headstart.engines.vllm.step import Copy, StepMeta, WorkerMeta
+from headstart.keys import Namespace, next_keys
+from headstart.node.client import NodeClient, Promise
+from headstart.node.protocol import Claimed
+from headstart.types import BlockKey, KeyChain, NamespaceId
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+_ATTACH_S = 1.0
+_MAX_RESTARTS = 3
+
+Identify = Callable[[str, Any], Namespace]
+"""The namespace of an epoch and of a request's adapter (None without)."""
+
+
+class _Blocks(Protocol):
+    """vLLM's `KVCacheBlocks`."""
+
+    def get_block_ids(self) -> tuple[list[int], ...]: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """One request."""
+
+    request: Any
+    namespace: NamespaceId
+    keys: list[BlockKey] = field(default_factory=list)
+    promise: Promise | None = None
+    claimed: Claimed | None = None
+    num_local: int = 0
+    """Tokens that the engine's own cache had when the claim was made."""
+    is_shipped: bool = False
+    """Whether workers have, or will have, the claim's addresses."""
+    is_finished: bool = False
+    num_preemptions: int = 0
+    polled_at: float | None = None
+    moved_at: float = 0.0
+    num_ready: int = 0
+    next_store: int = 0
+    """Blocks before this one are stored, or on their way."""
+    retry_store_at: float = 0.0
+    num_restarts: int = 0
+    may_store: bool = True
+    told: dict[str, Any] = field(default_factory=dict)
+    """What becomes the request's `kv_transfer_params`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    record: _Record
+    start: int
+
+
+class SchedulerSide:
+    """See the module. For the scheduler's thread."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        identify: Identify,
+        *,
+        block_size: int,
+        block_nbytes: int,
+        world_size: int,
+        options: Options,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sums = Sums()
+        self._client, self._identify, self._options = client, identify, options
+        self._block_size, self._block_nbytes = block_size, block_nbytes
+        self._world_size, self._clock = world_size, clock
+        self._epoch = ""
+        self._namespaces: dict[tuple[str, Any], NamespaceId] = {}
+        self._records: dict[str, _Record] = {}
+        self._claims: list[_Record] = []
+        """Claimed since the last step; those that were not admitted are undone with it."""
+        self._meta = StepMeta()
+        self._loading: dict[int, _Record] = {}
+        self._storing: dict[int, _Store] = {}
+        self._acks: dict[int, int] = {}
+        self._failed: set[int] = set()
+        self._namespace_of(None)
+
+    # -- requests come and go
+
+    def on_new_request(self, request: Any) -> None:
+        """Look a prompt up and start to promote what is held of it."""
+        if request.resumable:
+            return  # its tokens may change under its blocks
+        record = _Record(request, self._namespace_of(request.lora_request))
+        record.told = {"prompt_tokens": request.num_tokens, "outcome": "miss"}
+        self._records[request.request_id] = record
+        self._extend(record)
+        if not request.skip_reading_prefix_cache:
+            self._promote(record)
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Forget a request; what to tell about it."""
+        record = self._records.pop(request_id, None)
+        if record is None:
+            return None
+        record.is_finished = True
+        if not record.is_shipped:
+            self._drop(record)
+        return {"headstart": record.told}
+
+    def reset_cache(self) -> None:
+        """The weights changed: nothing stored so far may be hit, nothing computed so far stored."""
+        self._epoch = secrets.token_hex(16)
+        self._namespaces.clear()
+        for record in self._records.values():
+            record.may_store = False
+            if not record.is_shipped:
+                self._drop(record)
+        self._records.clear()
+        self._namespace_of(None)
+
+    def close(self) -> None:
+        """End the session with the node."""
+        self._client.close()
+
+    # -- loads
+
+    def num_matched(self, request: Any, num_local: int) -> tuple[int | None, bool]:
+        """See `get_num_new_matched_tokens`."""
+        record = self._records.get(request.request_id)
+        if record is None or request.skip_reading_prefix_cache:
+            return 0, False
+        if record.num_preemptions != request.num_preemptions and not record.is_shipped:
+            record.num_preemptions = request.num_preemptions
+            self._drop(record)
+            self._extend(record)
+            self._promote(record)
+        if record.promise is None or record.is_shipped:
+            return 0, False
+        if record.claimed is None:
+            waiting = self._claim(record, num_local)
+            if waiting or record.claimed is None:
+                return (None if waiting else 0), False
+        tokens = self._tokens(record, len(record.claimed.offsets)) - num_local
+        if tokens <= 0:
+            self._end(record, "local")
+            return 0, False
+        record.num_local = num_local
+        blocks = len(record.claimed.offsets) - num_local // self._block_size
+        return tokens, blocks * self._block_nbytes > self._options.async_load_nbytes
+
+    def admitted(self, request: Any, blocks: _Blocks, num_external: int) -> None:
+        """See `update_state_after_alloc`."""
+        record = self._records.get(request.request_id)
+        if num_external == 0:
+            return
+        table = blocks.get_block_ids()[0]
+        first = record.num_local // self._block_size if record is not None else 0
+        if record is None or record.claimed is None or record.promise is None:
+            _log.error("request %s was promised tokens that nobody holds", request.request_id)
+            self._meta.lost_blocks += table[first:]
+            return
+        last = -(-(record.num_local + num_external) // self._block_size)
+        assert record.promise.ticket is not None
+        load = Copy(
+            ticket=record.promise.ticket,
+            request_id=request.request_id,
+            blocks=tuple(zip(table[first:last], record.claimed.offsets[first:last], strict=True)),
+        )
+        is_async = len(load.blocks) * self._block_nbytes > self._options.async_load_nbytes
+        (self._meta.async_loads if is_async else self._meta.loads).append(load)
+        self._loading[load.ticket] = record
+        record.is_shipped = True
+        self._tell_load(record, first, last, num_external)
+
+    def lost(self, blocks: Sequence[int]) -> None:
+        """Have the engine compute blocks that were promised to it."""
+        self._meta.lost_blocks += blocks
+
+    def sources(self, request: Any, num_external: int) -> dict[str, int]:
+        """External tokens of a request by tier."""
+        record = self._records.get(request.request_id)
+        loaded = {} if record is None else record.told.get("loaded_tokens_by_tier", {})
+        return dict(loaded) if sum(loaded.values()) == num_external else {}
+
+    # -- steps
+
+    def step(self, output: Any) -> StepMeta:
+        """See `build_connector_meta`."""
+        meta, self._meta = self._meta, StepMeta()
+        claims, self._claims = self._claims, []
+        for record in claims:
+            if record.claimed is not None and not record.is_shipped and record.promise is not None:
+                record.promise.unclaim()
+                record.claimed = None
+        try:
+            self._store(meta, output)
+        except Exception:  # noqa: BLE001 - part of an engine hook: loads must not go with stores
+            _log.exception("nothing is stored in this step")
+        meta.boot = self._client.boot
+        return meta
+
+    def workers_told(self, told: WorkerMeta) -> None:
+        """See `update_connector_output`."""
+        self._failed |= told.failed
+        for ticket, count in told.done.items():
+            acks = self._acks.get(ticket, 0) + count
+            self._acks[ticket] = acks
+            if acks >= self._world_size:
+                del self._acks[ticket]
+                failed = ticket in self._failed
+                self._failed.discard(ticket)
+                self._settle(ticket, failed=failed)
+
+    def _settle(self, ticket: int, *, failed: bool) -> None:
+        """No worker holds addresses of a ticket any more."""
+        store = self._storing.pop(ticket, None)
+        if store is not None:
+            if failed:
+                self._client.abandon(ticket)
+                store.record.next_store = min(store.record.next_store, store.start)
+                self.sums.add(stores_failed=1)
+            else:
+                self._client.commit(ticket)
+            return
+        record = self._loading.pop(ticket, None)
+        if record is not None:
+            record.is_shipped = False
+            if failed:
+                self.sums.add(loads_failed=1)
+                record.told["outcome"] = "failed"
+            self._drop(record)
+
+    def _store(self, meta: StepMeta, output: Any) -> None:
+        """Reserve slots for the blocks that this step completes."""
+        now = self._clock()
+        left_nbytes = self._options.step_nbytes
+        for request_id, num_scheduled in output.num_scheduled_tokens.items():
+            record = self._records.get(request_id)
+            if record is None or not record.may_store or now < record.retry_store_at:
+                continue
+            num_computed = record.request.num_computed_tokens + num_scheduled
+            if num_computed // self._block_size <= record.next_store:
+                continue
+            self._extend(record)
+            # A block has a hash only when its tokens are accepted, whatever was scheduled.
+            stop = min(num_computed // self._block_size, len(record.keys))
+            new = num_scheduled // self._block_size + 1
+            stop = min(stop, record.next_store + max(new, left_nbytes // self._block_nbytes))
+            if stop > record.next_store:
+                table = output.kv_connector_block_state.get_block_ids(request_id)[0]
+                copied = self._reserve(meta, record, stop, table)
+                left_nbytes = max(0, left_nbytes - copied * self._block_nbytes)
+
+    def _reserve(self, meta: StepMeta, record: _Record, stop: int, table: Sequence[int]) -> int:
+        """Have blocks [next_store, stop) of a request stored; how many will be copied."""
+        start = record.next_store
+        answer = self._client.reserve(self._chain(record, start, stop))
+        if answer is None:
+            return 0
+        ticket, reserved = answer
+        if reserved.is_orphan:
+            # The tiers lost what this continues; the engine has it still.
+            record.num_restarts += 1
+            record.next_store = 0
+            record.may_store = record.num_restarts <= _MAX_RESTARTS
+            return 0
+        start += reserved.num_held
+        record.next_store = start + len(reserved.offsets)
+        if record.next_store < stop:
+            record.retry_store_at = self._clock() + _RETRY_S
+            self.sums.add(store_blocks_refused=stop - record.next_store)
+        if not reserved.offsets:
+            return 0
+        blocks = zip(table[start : record.next_store], reserved.offsets, strict=True)
+        meta.stores.append(
+            Copy(ticket=ticket, request_id=record.request.request_id, blocks=tuple(blocks))
+        )
+        self._storing[ticket] = _Store(record, start)
+        count = len(reserved.offsets)
+        record.told["stored_blocks"] = record.told.get("stored_blocks", 0) + count
+        self.sums.add(store_blocks=count, store_bytes=count * self._block_nbytes)
+        return count
+
+    # -- promises
+
+    def _promote(self, record: _Record) -> None:
+        """Ask the node; the answer is known at once where nothing is held."""
+        record.polled_at, record.num_ready = None, 0
+        if not record.keys:
+            return
+        promise = self._client.promote(self._chain(record, 0, len(record.keys)))
+        self.sums.add(lookups=1)
+        if promise is None:
+            record.told["outcome"] = "no node"
+            return
+        record.next_store = promise.num_held
+        record.told["held_tokens"] = promise.num_held * self._block_size
+        if promise.ticket is not None:
+            record.promise = promise
+
+    def _claim(self, record: _Record, num_local: int) -> bool:
+        """Claim what is ready, if it is time to; whether to wait on."""
+        assert record.promise is not None
+        now = self._clock()
+        is_over, ready = record.promise.poll()
+        if record.polled_at is None:
+            record.polled_at = record.moved_at = now
+        if ready > record.num_ready:
+            record.num_ready, record.moved_at = ready, now
+        if not is_over:
+            stalled = now - record.moved_at >= self._options.stall
+            if not stalled and now - record.polled_at < self._options.max_wait:
+                return True
+            record.told["late"] = True
+            self.sums.add(loads_late=1)
+        if self._tokens(record, ready) <= num_local:
+            self._end(record, "local" if ready and is_over else "late" if not is_over else "miss")
+            return False
+        claimed = record.promise.claim()
+        if claimed is not None and not claimed.attached and now - record.polled_at < _ATTACH_S:
+            return True  # the workers map the node's memory in the step that follows
+        if claimed is None or not claimed.offsets:
+            self._end(record, "no node" if claimed is None else "expired")
+            return False
+        record.claimed = claimed
+        record.told["waited_s"] = round(now - record.polled_at, 6)
+        self._claims.append(record)
+        return False
+
+    def _end(self, record: _Record, outcome: str) -> None:
+        record.told["outcome"] = outcome
+        self._drop(record)
+
+    def _drop(self, record: _Record) -> None:
+        """Give a promise back."""
+        if record.promise is not None:
+            record.promise.release()
+        record.promise = record.claimed = None
+
+    def _tell_load(self, record: _Record, first: int, last: int, num_external: int) -> None:
+        """Note how many tokens come from which tier, in the order in which tiers are read."""
+        claimed = record.claimed
+        assert claimed is not None
+        by_tier: dict[str, int] = {}
+        start = 0
+        for tier, count in claimed.by_tier.items():
+            blocks = max(0, min(last, start + count) - max(first, start))
+            if blocks:
+                by_tier[tier] = blocks * self._block_size
+            start += count
+        surplus = sum(by_tier.values()) - num_external  # the last token is computed
+        if by_tier:
+            by_tier[next(reversed(by_tier))] -= surplus
+        record.told |= {
+            "outcome": "hit",
+            "local_tokens": record.num_local,
+            "loaded_tokens": num_external,
+            "loaded_tokens_by_tier": by_tier,
+            "read_s": round(claimed.read_s, 6),
+        }
+        self.sums.add(
+            hits=1,
+            wait_seconds=record.told["waited_s"],
+            read_seconds=claimed.read_s,
+            load_bytes=(last - first) * self._block_nbytes,
+            **{f"tokens_{tier}": tokens for tier, tokens in by_tier.items()},
+        )
+
+    # -- keys
+
+    def _namespace_of(self, lora_request: Any) -> NamespaceId:
+        adapter = None if lora_request is None else lora_request.lora_int_id
+        place = (self._epoch, adapter)
+        if place not in self._namespaces:
+            namespace = self._identify(self._epoch, lora_request)
+            self._client.open_namespace(namespace)
+            self._namespaces[place] = namespace.id
+        return self._namespaces[place]
+
+    def _extend(self, record: _Record) -> None:
+        """Make the keys of blocks that have got a hash since."""
+        hashes = record.request.block_hashes
+        known = len(record.keys)
+        if len(hashes) > known:
+            above = record.keys[-1] if known else record.namespace
+            record.keys += next_keys(above, hashes[known:])
+
+    def _chain(self, record: _Record, start: int, stop: int) -> KeyChain:
+        return KeyChain(
+            namespace=record.namespace,
+            block_nbytes=self._block_nbytes,
+            keys=tuple(record.keys[start:stop]),
+            parent=record.keys[start - 1] if start else None,
+        )
+
+    def _tokens(self, record: _Record, num_blocks: int) -> int:
+        """Tokens that so many blocks are worth: the last one of a request is always computed."""
+        return min(num_blocks * self._block_size, int(record.request.num_tokens) - 1)

@@ -1,0 +1,1 @@
+"""The node: one process a machine that holds the tiers for all its engines."""

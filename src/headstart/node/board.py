@@ -1,0 +1,58 @@
+"""The board of a session: words in shared memory by which a poll costs no message.
+
+Word n tells how a promotion goes, in 64 bits that are written at once:
+
+    ticket, low 24 bits | phase, 8 bits | ready blocks, 32 bits
+
+The scheduler gives a pending promotion a word of its own and reads it; only the node writes. A word
+that carries another ticket is an old one: the promotion has not got that far.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import mmap
+import os
+
+from headstart.node.protocol import NUM_WORDS
+
+_NBYTES = NUM_WORDS * 8
+_TICKET_MASK = (1 << 24) - 1
+_F_ADD_SEALS = 1033  # fcntl.h; not in every Python build's fcntl module
+_F_SEAL_SHRINK, _F_SEAL_GROW = 0x2, 0x4
+
+
+class Phase(enum.IntEnum):
+    """How far a promotion is."""
+
+    WAITING = 0
+    READING = 1
+    DONE = 2
+
+
+class Board:
+    """One process's view of a board. It goes, with its memory, when nobody refers to it."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps the board behind `fd`, which stays the caller's. Raises OSError or ValueError."""
+        self._words = memoryview(mmap.mmap(fd, _NBYTES)).cast("Q")
+
+    def write(self, word: int, ticket: int, phase: Phase, ready_blocks: int) -> None:
+        """Tell how far `ticket` is."""
+        self._words[word] = (ticket & _TICKET_MASK) << 40 | phase << 32 | ready_blocks
+
+    def read(self, word: int, ticket: int) -> tuple[Phase, int]:
+        """How far `ticket` is: its phase and its ready blocks."""
+        value = self._words[word]
+        if value >> 40 != ticket & _TICKET_MASK:
+            return Phase.WAITING, 0
+        return Phase(min(value >> 32 & 0xFF, Phase.DONE)), value & 0xFFFFFFFF
+
+
+def create_board() -> tuple[Board, int]:
+    """A new board, all zero, and its descriptor, which is the caller's to send and to close."""
+    fd = os.memfd_create("headstart-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, _NBYTES)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    return Board(fd), fd

@@ -1,0 +1,400 @@
+"""The engine's side of the socket: small, synchronous, without a thread, never in the way.
+
+Every wait is bounded. Every failure is the same answer, `None`: a miss. After one, nothing is asked
+for a second, then for two, and so on up to half a minute, so that a node that hangs costs an engine
+one short wait and not one a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from headstart.errors import HeadstartError
+from headstart.keys import Namespace
+from headstart.node import protocol
+from headstart.node.board import Board, Phase
+from headstart.types import KeyChain
+
+_log = logging.getLogger(__name__)
+_Reply = TypeVar("_Reply")
+_MAP_POPULATE = 0x8000  # mman.h: page tables now, not a fault at each page's first use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Seconds that an engine may wait for the node."""
+
+    ask_s: float = 0.2
+    open_s: float = 5.0
+    """For opening a namespace, which may write to a disk."""
+    retry_s: float = 1.0
+    max_retry_s: float = 30.0
+
+
+class NodeClient:
+    """A scheduler's session with the node. For one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        workers: Sequence[bytes],
+        *,
+        limits: ClientLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects with the first question. `workers` are tokens of `ArenaMapping`s, by rank."""
+        self._path, self._workers = path, tuple(workers)
+        self._limits, self._clock = limits or ClientLimits(), clock
+        self._token = secrets.token_bytes(protocol.TOKEN_NBYTES)
+        self._sock: socket.socket | None = None
+        self._board: Board | None = None
+        self._free_words: list[int] = []
+        self._next_ticket = 1
+        self._claims: set[int] = set()
+        self._namespaces: dict[bytes, str] = {}
+        self._opened: set[bytes] = set()
+        self._down_until = float("-inf")
+        self._retry_s = self._limits.retry_s
+        self._refusal = ""
+        self.boot = b""
+        """Which run of the node this is; what an earlier one gave means nothing."""
+        self.num_failures = 0
+
+    def open_namespace(self, namespace: Namespace) -> None:
+        """Make a namespace known, now and to every later run of the node."""
+        self._namespaces[namespace.id] = namespace.to_json()
+
+    def promote(self, chain: KeyChain) -> Promise | None:
+        """Look up a prompt's blocks and start to bring what is held into memory."""
+        if not self._ready(chain.namespace) or not self._free_words:
+            return None
+        ticket, word = self._new_ticket(), self._free_words.pop()
+        reply = self._ask(
+            protocol.Promote(
+                ticket, word, chain.namespace, chain.block_nbytes, protocol.join_keys(chain.keys)
+            ),
+            protocol.Promoted,
+        )
+        if reply is None:
+            if self._sock is not None:  # refused; else the words went with the connection
+                self._free_words.append(word)
+            return None
+        if not reply.pending and not reply.num_ready:
+            self._free_words.append(word)
+            return Promise(self, None, 0, reply.num_held, reply.num_ready, attached=reply.attached)
+        return Promise(
+            self,
+            ticket,
+            word,
+            reply.num_held,
+            None if reply.pending else reply.num_ready,
+            attached=reply.attached,
+        )
+
+    def reserve(self, chain: KeyChain) -> tuple[int, protocol.Reserved] | None:
+        """Slots for new blocks: a ticket, which is claimed if it has slots, and the answer."""
+        if not self._ready(chain.namespace):
+            return None
+        ticket = self._new_ticket()
+        reply = self._ask(
+            protocol.Reserve(
+                ticket,
+                chain.namespace,
+                chain.block_nbytes,
+                protocol.join_keys(chain.keys),
+                chain.parent,
+            ),
+            protocol.Reserved,
+        )
+        if reply is None:
+            return None
+        if reply.offsets:
+            self._claims.add(ticket)
+        return ticket, reply
+
+    def commit(self, ticket: int) -> None:
+        """All workers have filled the slots of a reservation."""
+        self._claims.discard(ticket)
+        self._tell(protocol.Commit(ticket))
+
+    def abandon(self, ticket: int) -> None:
+        """The slots of a reservation hold nothing."""
+        self._claims.discard(ticket)
+        self._tell(protocol.Abandon(ticket))
+
+    def connect(self) -> bool:
+        """Whether the node is there; connects if it is time to try."""
+        return self._sock is not None or self._connect()
+
+    def close(self) -> None:
+        """End the session. Slots that workers hold stay theirs until they are gone."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    # -- for Promise
+
+    def _claim(self, ticket: int) -> protocol.Claimed | None:
+        if self._sock is None:
+            return None
+        self._claims.add(ticket)
+        reply = self._ask(protocol.Claim(ticket), protocol.Claimed)
+        if reply is None or not reply.offsets:
+            self._claims.discard(ticket)
+        return reply
+
+    def _unclaim(self, ticket: int) -> None:
+        self._claims.discard(ticket)
+        self._tell(protocol.Unclaim(ticket))
+
+    def _release(self, ticket: int, word: int, board: Board | None) -> None:
+        self._claims.discard(ticket)
+        self._tell(protocol.Release(ticket))
+        if board is not None and board is self._board:
+            self._free_words.append(word)
+
+    # -- the connection
+
+    def _ready(self, namespace: bytes) -> bool:
+        """Whether the node is connected and knows the namespace."""
+        if not self.connect():
+            return False
+        if namespace not in self._opened:
+            message = protocol.OpenNamespace(self._namespaces[namespace])
+            if self._ask(message, protocol.Opened, self._limits.open_s) is None:
+                return False
+            self._opened.add(namespace)
+        return True
+
+    def _new_ticket(self) -> int:
+        self._next_ticket += 1
+        return self._next_ticket
+
+    def _connect(self) -> bool:
+        if self._clock() < self._down_until:
+            return False
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        fds: list[int] = []
+        try:
+            deadline = time.monotonic() + self._limits.ask_s
+            sock.settimeout(self._limits.ask_s)
+            sock.connect(os.fspath(self._path))
+            hello = protocol.Hello(self._token, self._workers, tuple(self._claims))
+            sock.sendall(protocol.pack(hello))
+            welcome = protocol.unpack_reply(protocol.receive(sock, deadline, fds))
+            if not isinstance(welcome, protocol.Welcome) or len(fds) != 1:
+                raise protocol.ProtocolError("the node does not say Welcome")
+            board = Board(fds[0])
+        except (OSError, EOFError, ValueError, HeadstartError) as error:
+            sock.close()
+            self._fail(error)
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if welcome.boot != self.boot:
+            self._opened.clear()
+        self._sock, self._board, self.boot = sock, board, welcome.boot
+        self._free_words = list(range(protocol.NUM_WORDS))
+        if self.num_failures:
+            _log.info("the node at %s is there again", self._path)
+        return True
+
+    def _ask(
+        self, message: protocol.Request, wanted: type[_Reply], timeout_s: float | None = None
+    ) -> _Reply | None:
+        if self._sock is None:
+            return None
+        timeout_s = self._limits.ask_s if timeout_s is None else timeout_s
+        try:
+            deadline = time.monotonic() + timeout_s
+            self._sock.settimeout(timeout_s)
+            self._sock.sendall(protocol.pack(message))
+            reply = protocol.unpack_reply(protocol.receive(self._sock, deadline))
+            if not isinstance(reply, (wanted, protocol.Failed)):
+                raise protocol.ProtocolError(f"{type(reply).__name__} is no answer")
+        except (OSError, EOFError, HeadstartError) as error:
+            self._fail(error)
+            return None
+        self._retry_s = self._limits.retry_s  # a welcome alone does not prove that it answers
+        if isinstance(reply, wanted):
+            return reply
+        assert isinstance(reply, protocol.Failed)
+        refusal = f"the node refused {type(message).__name__}: {reply.message}"
+        _log.log(logging.DEBUG if refusal == self._refusal else logging.WARNING, refusal)
+        self._refusal = refusal
+        return None
+
+    def _tell(self, message: protocol.Request) -> None:
+        if self._sock is None:
+            return
+        try:
+            self._sock.settimeout(self._limits.ask_s)
+            self._sock.sendall(protocol.pack(message))
+        except (OSError, HeadstartError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Give the connection up: an answer that comes late would be taken for another's."""
+        if self._sock is not None or not self.num_failures:
+            _log.warning("the node at %s does not answer (%s); going on without", self._path, error)
+        self.num_failures += 1
+        self.close()
+        self._board = None
+        self._free_words = []
+        self._down_until = self._clock() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, self._limits.max_retry_s)
+
+
+class Promise:
+    """A promotion as its scheduler sees it. Ends with `release()`."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        ticket: int | None,
+        word: int,
+        num_held: int,
+        num_ready: int | None,
+        *,
+        attached: bool,
+    ) -> None:
+        """`num_ready` None: still being read, told by the board's word `word`."""
+        self._client, self._word = client, word
+        self.ticket = ticket
+        """The number that workers acknowledge; None: nothing is held."""
+        self._board = client._board
+        self._num_ready = num_ready
+        self.num_held = num_held
+        """Blocks that some tier holds."""
+        self.attached = attached
+        """Whether every worker maps the arena."""
+
+    def poll(self) -> tuple[bool, int]:
+        """Whether it is over, and the blocks that are ready. Costs no message."""
+        if self._num_ready is not None:
+            return True, self._num_ready
+        if self.ticket is None or self._board is None or self._client._board is not self._board:
+            return True, 0  # the connection was lost: so was the ticket
+        phase, ready = self._board.read(self._word, self.ticket)
+        if phase is Phase.DONE:
+            self._num_ready = ready
+        return phase is Phase.DONE, ready
+
+    def claim(self) -> protocol.Claimed | None:
+        """Where the ready blocks lie, theirs until `release`; None or no offsets: a miss."""
+        return None if self.ticket is None else self._client._claim(self.ticket)
+
+    def unclaim(self) -> None:
+        """No worker was given the addresses."""
+        if self.ticket is not None:
+            self._client._unclaim(self.ticket)
+
+    def release(self) -> None:
+        """Nobody needs the blocks any more. Idempotent."""
+        if self.ticket is not None:
+            self._client._release(self.ticket, self._word, self._board)
+            self.ticket = None
+
+
+class ArenaMapping:
+    """A worker's view of a node's arena, and the open connection by which the node knows of it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float = 1.0,
+        retry_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Maps nothing yet: `attach` and `follow` do; after a failure not again for `retry_s`."""
+        self.token = secrets.token_bytes(protocol.TOKEN_NBYTES)
+        self.boot = b""
+        self._sock: socket.socket | None = None
+        self._map: mmap.mmap | None = None
+        self._path, self._timeout_s = path, timeout_s
+        self._retry_s, self._clock, self._not_before = retry_s, clock, float("-inf")
+
+    @property
+    def memory(self) -> memoryview:
+        """All of the arena, writable; empty when none is mapped."""
+        return memoryview(b"" if self._map is None else self._map)
+
+    def follow(self, boot: bytes) -> bool:
+        """Map the arena of the node's run `boot`, if it is not; whether it is mapped now."""
+        if not boot:
+            return False
+        return boot == self.boot or (self.attach() and boot == self.boot)
+
+    def attach(self) -> bool:
+        """Map the node's arena, as it is now. An earlier one's memory goes with its last view."""
+        if self._clock() < self._not_before:
+            return False
+        try:
+            now, sock, mapped = self._attach(self._path, self.token, self._timeout_s)
+        except (OSError, EOFError, ValueError, HeadstartError) as error:
+            _log.warning("the memory of the node at %s cannot be mapped: %s", self._path, error)
+            self._not_before = self._clock() + self._retry_s
+            return False
+        self.close()
+        self.boot, self._sock, self._map = now, sock, mapped
+        return True
+
+    def close(self) -> None:
+        """Give the mapping up. Views must be gone before, or the node is told too early."""
+        if self._map is not None:
+            with contextlib.suppress(BufferError):
+                self._map.close()
+        if self._sock is not None:
+            self._sock.close()
+        self.boot, self._sock, self._map = b"", None, None
+
+    @staticmethod
+    def _attach(
+        path: Path, token: bytes, timeout_s: float
+    ) -> tuple[bytes, socket.socket, mmap.mmap]:
+        fds: list[int] = []
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(os.fspath(path))
+            attach = protocol.pack(protocol.Attach(token))
+            sock.sendall(attach)
+            deadline = time.monotonic() + timeout_s
+            welcome = protocol.unpack_reply(protocol.receive(sock, deadline, fds))
+            if not isinstance(welcome, protocol.Welcome) or len(fds) != 1:
+                raise protocol.ProtocolError("the node gave no memory")
+            flags = mmap.MAP_SHARED | _MAP_POPULATE
+            mapped = mmap.mmap(fds[0], welcome.nbytes, flags=flags)
+            sock.sendall(attach)  # mapped: from now on it may be used
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return welcome.boot, sock, mapped
+
+
+def command(path: Path, message: protocol.Request, timeout_s: float) -> protocol.Reply:
+    """Ask a node one thing. Raises HeadstartError or OSError with what went wrong."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(min(timeout_s, 5.0))
+        sock.connect(os.fspath(path))
+        sock.sendall(protocol.pack(message))
+        try:
+            body = protocol.receive(sock, time.monotonic() + timeout_s)
+        except EOFError as error:
+            raise protocol.ProtocolError("the node closed the connection") from error
+        return protocol.unpack_reply(body)
