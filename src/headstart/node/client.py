@@ -220,7 +220,7 @@ class NodeClient:
             deadline = time.monotonic() + timeout_s
             self._sock.settimeout(timeout_s)
             self._sock.sendall(protocol.pack(message))
-            reply = protocol.unpack_reply(protocol.receive(self._sock, deadline))
+            reply = protocol.receive_reply(self._sock, deadline)
             if not isinstance(reply, (wanted, protocol.Failed)):
                 raise protocol.ProtocolError(f"{type(reply).__name__} is no answer")
         except (OSError, EOFError, HeadstartError) as error:

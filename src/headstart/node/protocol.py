@@ -27,7 +27,7 @@ from typing import ClassVar
 import msgspec
 
 from headstart.errors import HeadstartError
-from headstart.types import KEY_NBYTES, MAX_BLOCK_NBYTES, BlockKey
+from headstart.types import KEY_NBYTES, BlockKey
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_NBYTES = 16 << 20
@@ -39,6 +39,7 @@ TOKEN_NBYTES = 16
 
 _HEADER = struct.Struct("<4sBBHI")
 _MAGIC = b"HSTN"
+_REPLY_NBYTES = 1 << 16
 
 
 class ProtocolError(HeadstartError):
@@ -283,6 +284,24 @@ def receive(sock: socket.socket, deadline: float | None, fds: list[int] | None =
     return _exactly(sock, body_nbytes(header), deadline, None)
 
 
+def receive_reply(sock: socket.socket, deadline: float) -> Reply:
+    """The reply to the only request that is under way: most of them take one system call.
+
+    `deadline` by `time.monotonic()`; `sock` has a time-out already. Raises as `receive` does.
+    """
+    data = sock.recv(_REPLY_NBYTES)
+    if len(data) < _HEADER.size:
+        if not data:
+            raise EOFError("the other side has closed the connection")
+        data += _exactly(sock, _HEADER.size - len(data), deadline, None)
+    missing = _HEADER.size + body_nbytes(data[: _HEADER.size]) - len(data)
+    if missing < 0:
+        raise ProtocolError("more than a reply came")
+    if missing:
+        data += _exactly(sock, missing, deadline, None)
+    return unpack_reply(data[_HEADER.size :])
+
+
 def _exactly(
     sock: socket.socket, nbytes: int, deadline: float | None, fds: list[int] | None
 ) -> bytearray:
@@ -320,8 +339,3 @@ def split_keys(joined: bytes) -> tuple[BlockKey, ...]:
         BlockKey(joined[start : start + KEY_NBYTES]) for start in range(0, len(joined), KEY_NBYTES)
     )
 
-
-def check_block_nbytes(block_nbytes: int) -> None:
-    """Raises ProtocolError for a size that no block can have."""
-    if not 1 <= block_nbytes <= MAX_BLOCK_NBYTES:
-        raise ProtocolError(f"block_nbytes={block_nbytes} is outside [1, {MAX_BLOCK_NBYTES}]")

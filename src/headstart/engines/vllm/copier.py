@@ -20,6 +20,7 @@ from headstart.errors import UnsupportedModelError
 Blocks = Sequence[tuple[int, int]]
 """(block id in the KV cache, byte offset in the arena) of each block."""
 
+_MADV_HUGEPAGE = 14  # mman.h
 _MADV_POPULATE_WRITE = 23  # mman.h, Linux 5.14
 
 
@@ -92,7 +93,7 @@ class TorchCopier:
 
 
 def touch(caches: Mapping[str, torch.Tensor]) -> None:
-    """Have the kernel find all memory of a KV cache in host memory now.
+    """Have the kernel find all memory of a KV cache in host memory now, in huge pages if it can.
 
     Else the first load into each page pays for it, in the time to a first token. Contents stay.
     """
@@ -102,7 +103,8 @@ def touch(caches: Mapping[str, torch.Tensor]) -> None:
         if cache.device.type == "cpu":
             start = -(-address // 4096) * 4096
             length = (address + cache.untyped_storage().nbytes() - start) // 4096 * 4096
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
+            for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
 
 
 def _pages(name: str, cache: torch.Tensor, page_nbytes: int, num_blocks: int) -> torch.Tensor:
