@@ -60,6 +60,7 @@ class Meter:
     costs: list[float] = field(default_factory=list)
 
     def __call__(self, call: Callable[[], Any]) -> Any:
+        """Make a call; its answer."""
         started = time.thread_time()
         answer = call()
         self.seconds += time.thread_time() - started

@@ -31,8 +31,9 @@ from statistics import median
 
 from headstart.bench.environment import describe
 from headstart.bench.vllm import Reply, VllmServer, serving
-from headstart.config import cache_dir
+from headstart.config import cache_dir, engine_environment
 from headstart.engines.smollm2 import prepare_model
+from headstart.engines.vllm.command import headstart_arguments, server_words
 
 LENGTHS = (1024, 2048, 4096, 7000)
 VOCABULARY = 40_000
@@ -132,22 +133,13 @@ class _Campaign:
 
     @contextmanager
     def _engine(self, arm: str) -> Iterator[VllmServer]:
-        binaries = Path(sys.executable).parent
-        common = ["--dtype", self._options.dtype, "--enforce-eager", "--max-model-len", "8192"]
-        common += ["--block-size", "128", "--enable-prompt-tokens-details"]
-        if arm == "plain":
-            command = [str(binaries / "vllm"), "serve", str(self._model)]
-        else:
-            command = [str(binaries / "headstart"), "serve", str(self._model)]
-            command += ["--config", str(self._config)]
-        environ = os.environ | {
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-        }
+        arguments = ["--dtype", self._options.dtype, "--enforce-eager", "--max-model-len", "8192"]
+        arguments += ["--block-size", "128", "--enable-prompt-tokens-details"]
+        if arm != "plain":
+            arguments = headstart_arguments(arguments, config=self._config)
+        command = [*server_words(str(self._model)), *arguments]
         log = self._folder / f"{arm}.log"
-        with serving([*command, *common], environ=environ, log=log) as engine:
+        with serving(command, environ=engine_environment(), log=log) as engine:
             engine.ask([100] * 64, max_tokens=4)  # the first request warms the engine up
             yield engine
 

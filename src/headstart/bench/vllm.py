@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from headstart.errors import HeadstartError
 
 START_S = 300.0
@@ -68,15 +70,20 @@ class VllmServer:
             return response.status, response.read()
 
     def ask(
-        self, prompt: Sequence[int], *, max_tokens: int = 1, timeout_s: float = 1200.0
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 1,
+        ignore_eos: bool = True,
+        timeout_s: float = 1200.0,
     ) -> Reply:
-        """Answer a prompt greedily, exactly `max_tokens` long."""
+        """Answer a prompt greedily, `max_tokens` long, or less where an end token may end it."""
         body = {
             "model": "model",
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
@@ -91,6 +98,17 @@ class VllmServer:
             if response.status != 200:
                 raise HeadstartError(f"vLLM answered {response.status}: {response.read()[:500]!r}")
             return _read_stream(response, started)
+
+    def counters(self, start: str) -> dict[str, float]:
+        """The counters in its /metrics whose name starts so, without their labels but `tier`."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(self.request("GET", "/metrics")[1].decode()):
+            for sample in family.samples:
+                if sample.name.startswith(start) and sample.name.endswith("_total"):
+                    name = sample.name.removesuffix("_total").removeprefix(start)
+                    name += f"_{tier}" if (tier := sample.labels.get("tier")) else ""
+                    found[name] = found.get(name, 0.0) + sample.value
+        return found
 
     def reset_prefix_cache(self) -> None:
         """Empty the engine's own cache; needs VLLM_SERVER_DEV_MODE=1."""

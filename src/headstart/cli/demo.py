@@ -31,6 +31,10 @@ def demo(
     block_size: Annotated[
         int, typer.Option(min=16, max=256, help="Tokens in a block: 16, 32, 64, 128 or 256.")
     ] = 32,
+    engine: Annotated[
+        Literal["transformers", "vllm"],
+        typer.Option(help="vllm: two questions, with a node and `vllm serve`; needs vLLM."),
+    ] = "transformers",
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with plots to FILE.")
     ] = None,
@@ -44,13 +48,10 @@ def demo(
     The last time in a new process, which reads the document's KV from the disk instead of computing
     it. Runs SmolLM2-135M on the CPU. Exit code 1 when any answer differs from the recomputed one.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the demo needs {', '.join(missing)}; install them with: pip install 'headstart[demo]'"
-        )
+    _check_installed(engine, html is not None or plot is not None)
     from headstart.config import cache_dir, forbid_downloads
     from headstart.demo.scenario import DemoOptions, run_demo
+    from headstart.demo.vllm import BLOCK_SIZE, run_vllm_demo
     from headstart.engines.smollm2 import prepare_model
 
     forbid_downloads()
@@ -62,9 +63,10 @@ def demo(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--root {root}: {error.strerror}") from error
-    options = DemoOptions(model_dir=model_dir, root=root, block_size=block_size)
+    size = BLOCK_SIZE if engine == "vllm" else block_size
+    options = DemoOptions(model_dir=model_dir, root=root, block_size=size)
     with render.progress("demo") as advance:
-        result = run_demo(
+        result = (run_vllm_demo if engine == "vllm" else run_demo)(
             options,
             lambda phase, done, total, message: advance(f"{phase}: {message}", done, total),
         )
@@ -73,6 +75,23 @@ def demo(
     if not result.identical:
         print("headstart: an answer differs from the recomputed one", file=sys.stderr)
         raise typer.Exit(EXIT_FINDING)
+
+
+def _check_installed(engine: str, has_plots: bool) -> None:
+    """Raises ConfigError with what is missing."""
+    needed: tuple[str, ...] = _NEEDED
+    if engine == "vllm":
+        needed = ("vllm", "transformers", "gguf") + (("matplotlib",) if has_plots else ())
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing and engine == "vllm":
+        raise ConfigError(
+            f"the demo needs {', '.join(missing)} in this environment; `make venv-vllm` makes one "
+            "with vLLM for CPUs, whose command is .venv-vllm/bin/headstart"
+        )
+    if missing:
+        raise ConfigError(
+            f"the demo needs {', '.join(missing)}; install them with: pip install 'headstart[demo]'"
+        )
 
 
 def _write_report(result: DemoResult, html: Path | None, plot: Path | None) -> None:

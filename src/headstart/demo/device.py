@@ -29,9 +29,9 @@ def drop_page_cache(root: Path) -> None:
             os.close(descriptor)
 
 
-def device_reads(root: Path) -> DeviceReads:
-    """The counters of this process and of the device under `root`, since they began to count."""
-    return DeviceReads(process_nbytes=_process_nbytes(), device_nbytes=_device_nbytes(root))
+def device_reads(root: Path, pid: int | None = None) -> DeviceReads:
+    """The counters of a process (this one) and of the device under `root`, since they began."""
+    return DeviceReads(process_nbytes=_process_nbytes(pid), device_nbytes=_device_nbytes(root))
 
 
 def difference(before: DeviceReads, after: DeviceReads) -> DeviceReads:
@@ -58,9 +58,13 @@ def _minus(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
 
 
-def _process_nbytes() -> int | None:
+def _process_nbytes(pid: int | None) -> int | None:
     try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+        lines = (
+            Path(f"/proc/{'self' if pid is None else pid}/io")
+            .read_text(encoding="ascii")
+            .splitlines()
+        )
     except OSError:
         return None
     fields = dict(line.split(": ", 1) for line in lines)

@@ -55,7 +55,7 @@ def run_demo(options: DemoOptions, progress: Progress | None = None) -> DemoResu
     Raises HeadstartError when the store cannot be opened or the new process fails.
     """
     started = time.monotonic()
-    with _folder(options.root) as root:
+    with folder_for_blocks(options.root) as root:
         return _Demo(options, root, progress or _say_nothing).run(started)
 
 
@@ -168,7 +168,7 @@ def _settings(options: DemoOptions, root: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _folder(parent: Path) -> Iterator[Path]:
+def folder_for_blocks(parent: Path) -> Iterator[Path]:
     """A new folder in `parent`, removed at the end."""
     folder = Path(tempfile.mkdtemp(dir=parent, prefix="headstart-demo-"))
     try:

@@ -5,7 +5,8 @@ Word n tells how a promotion goes, in 64 bits that are written at once:
     ticket, low 24 bits | phase, 8 bits | ready blocks, 32 bits
 
 The scheduler gives a pending promotion a word of its own and reads it; only the node writes. A word
-that carries another ticket is an old one: the promotion has not got that far.
+that carries another ticket is an old one: the promotion has not got that far. One more word, after
+those, counts up while the node is alive.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 
 from headstart.node.protocol import NUM_WORDS
 
-_NBYTES = NUM_WORDS * 8
+_NBYTES = (NUM_WORDS + 1) * 8
 _TICKET_MASK = (1 << 24) - 1
 _F_ADD_SEALS = 1033  # fcntl.h; not in every Python build's fcntl module
 _F_SEAL_SHRINK, _F_SEAL_GROW = 0x2, 0x4
@@ -41,6 +42,15 @@ class Board:
     def write(self, word: int, ticket: int, phase: Phase, ready_blocks: int) -> None:
         """Tell how far `ticket` is."""
         self._words[word] = (ticket & _TICKET_MASK) << 40 | phase << 32 | ready_blocks
+
+    def beat(self) -> None:
+        """Show that the node is alive."""
+        self._words[NUM_WORDS] += 1
+
+    @property
+    def num_beats(self) -> int:
+        """Grows while the node is alive."""
+        return self._words[NUM_WORDS]
 
     def read(self, word: int, ticket: int) -> tuple[Phase, int]:
         """How far `ticket` is: its phase and its ready blocks."""

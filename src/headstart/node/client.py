@@ -291,6 +291,14 @@ class Promise:
             self._num_ready = ready
         return phase is Phase.DONE, ready
 
+    @property
+    def pulse(self) -> int:
+        """A number that changes while a living node has the promotion in its queue."""
+        if self._num_ready is not None or self.ticket is None or self._board is None:
+            return 0
+        phase, _ = self._board.read(self._word, self.ticket)
+        return self._board.num_beats if phase is Phase.WAITING else 0
+
     def claim(self) -> protocol.Claimed | None:
         """Where the ready blocks lie, theirs until `release`; None or no offsets: a miss."""
         return None if self.ticket is None else self._client._claim(self.ticket)

@@ -338,4 +338,3 @@ def split_keys(joined: bytes) -> tuple[BlockKey, ...]:
     return tuple(
         BlockKey(joined[start : start + KEY_NBYTES]) for start in range(0, len(joined), KEY_NBYTES)
     )
-

@@ -80,6 +80,7 @@ def _wait(services: Services, end: _End, idle_exit_s: float | None) -> None:
     """Sweep expired leases until it is time to end."""
     used_at = time.monotonic()
     while not end.wait(_TICK_S):
+        services.sessions.beat()
         expired = services.sessions.sweep()
         if expired:
             _log.info("%d leases were not claimed in time", expired)

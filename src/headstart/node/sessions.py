@@ -226,6 +226,12 @@ class Sessions:
 
     # -- the node
 
+    def beat(self) -> None:
+        """Show every engine that the node is alive."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.board.beat()
+
     def sweep(self) -> int:
         """Give back leases that nobody claimed in time; how many."""
         now = self._clock()

@@ -203,6 +203,12 @@ def process_node(tmp_path):
     node.close()
 
 
+@pytest.fixture
+def soon():
+    """Waits until a condition holds."""
+    return wait_for
+
+
 @pytest.fixture(scope="session")
 def harness():
     """The module `harness.py`, which imports vLLM."""

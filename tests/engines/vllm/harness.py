@@ -40,7 +40,7 @@ BLOCK = 16
 LAYERS, HEADS, HEAD_SIZE = 3, 2, 16
 BLOCK_NBYTES = LAYERS * HEADS * BLOCK * 2 * HEAD_SIZE * 2
 """Of one rank."""
-MAX_LEN = 512
+MAX_LEN = 176
 GARBAGE = 63
 """The token that follows from wrong KV."""
 _MASK = (1 << 64) - 1
@@ -59,7 +59,7 @@ def make_folder(folder):
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=HEADS,
-        max_position_embeddings=MAX_LEN,
+        max_position_embeddings=1024,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
@@ -323,7 +323,9 @@ class Engine:
             self.scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
 
     def reset(self, **options):
-        """New weights, as `reset_prefix_cache` is told of them."""
+        """New weights, as `reset_prefix_cache` is told of them once nothing is computed."""
+        while self._queue:
+            self._finish_step()
         done = self.scheduler.reset_prefix_cache(reset_connector=True, **options)
         if done:
             self.weights += 1
@@ -342,8 +344,11 @@ class Engine:
             self._queue.append((output, self._aggregator.aggregate(outputs)))
             if len(self._queue) < self._queue_size and (executed or self.scheduler.has_requests()):
                 return executed
-        if not self._queue:
-            return False
+        if self._queue:
+            self._finish_step()
+        return executed
+
+    def _finish_step(self):
         output, told = self._queue.popleft()
         if self._aborts:
             self.abort(*self._aborts)
@@ -351,7 +356,6 @@ class Engine:
         for results in self.scheduler.update_from_output(output, told).values():
             for result in results.outputs:
                 self._take(result)
-        return executed
 
     def steps(self, count):
         for _ in range(count):

@@ -62,7 +62,7 @@ class _Record:
     num_preemptions: int = 0
     polled_at: float | None = None
     moved_at: float = 0.0
-    num_ready: int = 0
+    progress: tuple[int, int] = (0, 0)
     next_store: int = 0
     """Blocks before this one are stored, or on their way."""
     retry_store_at: float = 0.0
@@ -114,6 +114,8 @@ class SchedulerSide:
         """Look a prompt up and start to promote what is held of it."""
         if request.resumable:
             return  # its tokens may change under its blocks
+        if request.lora_request is not None and request.lora_request.load_inplace:
+            return  # its adapter's weights may change under the same name, number and path
         record = _Record(request, self._namespace_of(request.lora_request))
         record.told = {"prompt_tokens": request.num_tokens, "outcome": "miss"}
         self._records[request.request_id] = record
@@ -212,14 +214,14 @@ class SchedulerSide:
         """See `build_connector_meta`."""
         meta, self._meta = self._meta, StepMeta()
         claims, self._claims = self._claims, []
-        for record in claims:
-            if record.claimed is not None and not record.is_shipped and record.promise is not None:
-                record.promise.unclaim()
-                record.claimed = None
         try:
+            for record in claims:
+                if record.claimed is not None and not record.is_shipped:
+                    self._unclaim(record)
             self._store(meta, output)
-        except Exception:  # noqa: BLE001 - part of an engine hook: loads must not go with stores
+        except Exception:  # noqa: BLE001 - part of an engine hook: the loads must be shipped
             _log.exception("nothing is stored in this step")
+            self.sums.add(hook_errors=1)
         meta.boot = self._client.boot
         return meta
 
@@ -289,6 +291,10 @@ class SchedulerSide:
             record.may_store = record.num_restarts <= _MAX_RESTARTS
             return 0
         start += reserved.num_held
+        count = len(reserved.offsets)
+        if len(table) < start + count:
+            self._client.abandon(ticket)
+            raise IndexError(f"the engine has {len(table)} blocks, not {start + count}")
         record.next_store = start + len(reserved.offsets)
         if record.next_store < stop:
             record.retry_store_at = self._clock() + _RETRY_S
@@ -300,7 +306,6 @@ class SchedulerSide:
             Copy(ticket=ticket, request_id=record.request.request_id, blocks=tuple(blocks))
         )
         self._storing[ticket] = _Store(record, start)
-        count = len(reserved.offsets)
         record.told["stored_blocks"] = record.told.get("stored_blocks", 0) + count
         self.sums.add(store_blocks=count, store_bytes=count * self._block_nbytes)
         return count
@@ -309,7 +314,7 @@ class SchedulerSide:
 
     def _promote(self, record: _Record) -> None:
         """Ask the node; the answer is known at once where nothing is held."""
-        record.polled_at, record.num_ready = None, 0
+        record.polled_at = None
         if not record.keys:
             return
         promise = self._client.promote(self._chain(record, 0, len(record.keys)))
@@ -329,14 +334,17 @@ class SchedulerSide:
         is_over, ready = record.promise.poll()
         if record.polled_at is None:
             record.polled_at = record.moved_at = now
-        if ready > record.num_ready:
-            record.num_ready, record.moved_at = ready, now
+        progress = (ready, record.promise.pulse)
+        if progress != record.progress:
+            record.progress, record.moved_at = progress, now
         if not is_over:
             stalled = now - record.moved_at >= self._options.stall
             if not stalled and now - record.polled_at < self._options.max_wait:
                 return True
             record.told["late"] = True
             self.sums.add(loads_late=1)
+        else:  # what was held and could not be read may be damaged and gone: offer it again
+            record.next_store = min(record.next_store, ready)
         if self._tokens(record, ready) <= num_local:
             self._end(record, "local" if ready and is_over else "late" if not is_over else "miss")
             return False
@@ -350,6 +358,12 @@ class SchedulerSide:
         record.told["waited_s"] = round(now - record.polled_at, 6)
         self._claims.append(record)
         return False
+
+    def _unclaim(self, record: _Record) -> None:
+        """No admission followed the claim."""
+        record.claimed = None
+        if record.promise is not None:
+            record.promise.unclaim()
 
     def _end(self, record: _Record, outcome: str) -> None:
         record.told["outcome"] = outcome
