@@ -82,12 +82,14 @@ bench: venv  ## measure the storage tiers against raw I/O; result in benchmarks/
 	@mkdir -p benchmarks/results
 	$(BIN)/headstart bench storage --json benchmarks/results/storage.json
 
-soak: venv  ## the long tests and every script of benchmarks/ (hours)
+soak: venv venv-vllm  ## the long tests and every script of benchmarks/ (hours)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 	@mkdir -p benchmarks/results
+	$(VLLM_BIN)/python -m pytest -m 'vllm and soak' tests/engines/vllm $(PYTEST_ARGS)
 	@for script in $(wildcard benchmarks/*.py); do \
 	    echo "$$script"; \
-	    $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || exit 1; \
+	    case $$script in benchmarks/vllm_*) python=$(VLLM_BIN)/python;; *) python=$(BIN)/python;; esac; \
+	    $$python $$script --json benchmarks/results/$$(basename $$script .py).json || exit 1; \
 	done
 
 clean:  ## remove build results and caches (.venv stays)

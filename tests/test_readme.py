@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,10 @@ TESTED = {
     "headstart --help",
     "headstart config show",
     "headstart bench storage",
+    "headstart serve MODEL",
+    "headstart node start",
+    "headstart node status",
+    "headstart node stop",
 }
 
 
@@ -65,6 +70,31 @@ def test_quick_commands(command, tmp_path):
     done = run(*command.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HEADSTART_MEMORY__CAPACITY", "16MiB")
+    started = run("headstart", "node", "start")
+    assert started.returncode == 0, started.stderr
+    try:
+        status = run("headstart", "node", "status")
+        assert status.returncode == 0, status.stderr
+        assert "0 engines" in status.stdout
+    finally:
+        stopped = run("headstart", "node", "stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert run("headstart", "node", "status").returncode == 2
+
+
+def test_serve():
+    done = run("headstart", "serve", "MODEL", "--dry-run")
+    if find_spec("vllm") is None:
+        assert done.returncode == 2
+        assert "pip install" in done.stderr
+    else:  # tests/engines/vllm runs it
+        assert done.returncode == 0, done.stderr
+        assert "HeadstartConnector" in done.stdout
 
 
 def test_pip_install(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from headstart.demo.results import DemoResult
 
 EXIT_FINDING = 1
+EXIT_TERMINATED = 143
 _NEEDED = ("torch", "transformers", "gguf", "accelerate", "matplotlib")
 
 
@@ -55,6 +57,8 @@ def demo(
     from headstart.engines.smollm2 import prepare_model
 
     forbid_downloads()
+    # Ended from outside, it still ends what it started and removes what it wrote.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     with render.progress("converting the model") as advance:
         model_dir = prepare_model(
             cache_dir(), dtype, lambda done, total, message: advance(message, done, total)

@@ -36,7 +36,7 @@ from headstart.node.client import command
 
 BLOCK = 128
 VOCAB = 1000
-START_S = 180.0
+START_S = 400.0
 SOON = 30.0
 TIE_GAP = 1e-3
 """A step of the reference closer than this may flip in float32 on some processor."""
@@ -240,9 +240,14 @@ class Engine:
         """The greedy answer to a prompt of token ids."""
         started = time.monotonic()
         fields = {
-            **{"model": "model", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0},
-            **{"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True},
-            **{"logprobs": 2},
+            "model": "model",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "logprobs": 2,
+            "return_tokens_as_token_ids": True,
             **body,
         }
         reply = self.post("/v1/completions", fields)
@@ -284,7 +289,8 @@ class Engine:
             with urllib.request.urlopen(request, timeout=timeout_s) as page:
                 return json.load(page)
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{error}: {error.read().decode()}\n{self.process.tail()}") from None
+            body = error.read().decode()
+            raise AssertionError(f"{error}: {body}\n{self.process.tail()}") from None
 
     def forget(self, *, external=False):
         """Empty the engine's own prefix cache, or that of the connector too."""
@@ -298,10 +304,10 @@ class Engine:
 class Node:
     """`headstart node run`."""
 
-    def __init__(self, folder, *, memory="256MiB", file="512MiB", name="node"):
+    def __init__(self, folder, *, memory="256MiB", file="512MiB"):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.path, self.config = folder, folder / f"{name}.sock", folder / f"{name}.toml"
-        self.root = folder / f"{name}-blocks"
+        self.path, self.config = folder / "node.sock", folder / "node.toml"
+        self.root = folder / "blocks"
         self.port = free_port()
         self.config.write_text(
             f'[memory]\ncapacity = "{memory}"\n'
@@ -371,7 +377,9 @@ class Load:
     Each prompt is asked once before any is asked again, since the engine has it itself then.
     """
 
-    def __init__(self, engine, prompts, streams=8, max_tokens=8):
+    def __init__(self, engine, prompts, *, streams=8, max_tokens=8, may_fail=False):
+        """`may_fail`: the engine will be killed."""
+        self._may_fail = may_fail
         self._engine, self._prompts, self._max_tokens = engine, prompts, max_tokens
         self._next, self._ends = itertools.count(), threading.Event()
         self.answers = []
@@ -386,7 +394,7 @@ class Load:
     def __exit__(self, *error):
         self._ends.set()
         self._pool.shutdown()
-        if error[0] is None:
+        if error[0] is None and not self._may_fail:
             for future in self._futures:
                 future.result()
 
@@ -436,10 +444,8 @@ class Reference:
         facts = f"{len(prompt)} tokens, {answer.told}"
         assert compared.identical, f"{facts}: {answer.token_ids}, not {wanted.token_ids}"
         same = len(wanted.token_ids) if compared.exact else compared.first_near_tie
-        worst = max(
-            (abs(a - b) for a, b in zip(wanted.logprobs[:same], answer.logprobs[:same], strict=True)),
-            default=0.0,
-        )
+        pairs = zip(wanted.logprobs[:same], answer.logprobs[:same], strict=True)
+        worst = max((abs(a - b) for a, b in pairs), default=0.0)
         assert worst < LOGPROB_TOLERANCE, f"{facts}: log-probabilities differ by {worst}"
         return answer
 
@@ -508,8 +514,9 @@ def kit():
     """What tests cannot import from here."""
     from types import SimpleNamespace
 
-    names = ("BLOCK", "SOON", "tokens", "wait_for", "at_once", "make_model", "session_members", "Load")
-    return SimpleNamespace(**{name: globals()[name] for name in names})
+    return SimpleNamespace(
+        BLOCK=BLOCK, tokens=tokens, wait_for=wait_for, at_once=at_once, Load=Load
+    )
 
 
 @pytest.fixture(scope="session")
