@@ -107,6 +107,13 @@ class _Table(Collector):
         stats = self._metrics._stats()
         yield from _by_tier(CounterMetricFamily, _TIER_COUNTERS, stats.tiers)
         yield from _by_tier(GaugeMetricFamily, _TIER_GAUGES, stats.tiers)
+        damage = CounterMetricFamily(
+            "headstart_tier_damage", "Blocks found damaged.", labels=("tier", "cause")
+        )
+        for tier, each in stats.tiers.items():
+            for cause, count in each.damage.items():
+                damage.add_metric((tier, cause), count)
+        yield damage
         for name, text, field in _STORE_COUNTERS:
             yield CounterMetricFamily(name, text, value=getattr(stats, field))
         yield GaugeMetricFamily(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -91,6 +91,8 @@ class TierStats:
     num_failed: int = 0
     read_nbytes: int = 0
     written_nbytes: int = 0
+    damage: Mapping[str, int] = field(default_factory=dict)
+    """Blocks found damaged, by cause; `num_dropped` counts those below them as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from headstart.errors import ClosedError, ConfigError
 from headstart.keys import Namespace
@@ -310,12 +310,13 @@ class DictTier:
     def stats(self) -> TierStats:
         with self.books.lock:
             self._check_open()
+            counts: dict[str, Any] = dict(self.books.counts)
             return TierStats(
                 name=self.name,
                 capacity_nbytes=self.books.capacity_nbytes,
                 used_nbytes=self.books.used_nbytes,
                 num_blocks=len(self.books.entries),
-                **self.books.counts,
+                **counts,
             )
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:

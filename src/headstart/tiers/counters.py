@@ -34,6 +34,7 @@ class Counters:
         """The tier's statistics now."""
         with self._lock:
             sums = dict(self._sums)
+            damage = {cause.name.lower(): count for cause, count in self.damage.items()}
         return TierStats(
             name=name,
             capacity_nbytes=index.slots.capacity_nbytes,
@@ -43,5 +44,6 @@ class Counters:
             num_evicted=index.counters.num_evicted,
             num_discarded=index.counters.num_discarded,
             num_dropped=index.counters.num_dropped,
+            damage=damage,
             **sums,
         )
