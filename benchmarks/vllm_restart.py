@@ -9,9 +9,12 @@ Two engines, one after the other, SmolLM2-135M in float32, computing on one core
                cache emptied (memory hit)
     restarted  engine and node ended, page cache dropped, both started again: each prompt (restart)
                and again (own hit)
+    rounds     with the restarted engine, in turn: the first prompt of each length as own hit, as
+               memory hit (the engine's cache emptied), and as file hit (the node restarted, too)
 
 Every answer is compared with the recomputed one. Beside it the raw read rate of the disk, by direct
-reads of the same slab files in the same run: what a hit may cost is judged against it.
+reads of the same slab files in the same run: what a hit may cost over the engine's own is judged
+against it, by the medians of the rounds' differences.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each length")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--root", type=Path, default=Path("build"), help="folder on the disk")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--max-tokens", type=int, default=4)
@@ -87,14 +91,19 @@ class _Campaign:
             self._ask(engine, "own hit")
             engine.reset_prefix_cache()
             self._ask(engine, "memory")
-        with self._node():
+        self._headstart("node", "start", "--config", str(self._config))
+        try:
             with self._engine("headstart") as engine:
                 _drop_caches()
                 raw = _raw_read_rate(self._folder / "blocks" / "slabs")
                 _drop_caches()
                 self._ask(engine, "restart")
                 self._ask(engine, "own hit after restart")
+                rounds = [self._round(engine) for _ in range(self._options.rounds)]
             status = self._headstart("node", "status", "--socket", str(self._socket), "--json", "-")
+        finally:
+            self._headstart("node", "stop", "--socket", str(self._socket))
+        block_nbytes = _block_nbytes(json.loads(status))
         reference = self._answers["recompute"]
         identical = all(
             reply.tokens == reference[length][index].tokens
@@ -108,7 +117,9 @@ class _Campaign:
             "settings": {"dtype": self._options.dtype, "prompts": self._options.prompts},
             "identical": identical,
             "raw_read_bytes_per_s": raw,
-            "block_nbytes": _block_nbytes(json.loads(status)),
+            "block_nbytes": block_nbytes,
+            "rounds_ttft_s": rounds,
+            "added_to_own_hit_s": self._added(rounds, raw, block_nbytes),
             "ttft_s": {
                 phase: {str(n): [r.ttft_s for r in replies] for n, replies in answers.items()}
                 for phase, answers in self._answers.items()
@@ -130,6 +141,45 @@ class _Campaign:
                 print(f"{phase}, {length} tokens: {replies[-1].ttft_s:.3f} s", flush=True)
                 time.sleep(0.2)
             self._answers[phase][length] = replies
+
+    def _round(self, engine: VllmServer) -> dict[str, dict[str, float]]:
+        """TTFT of the first prompt of each length, by where its KV comes from."""
+        figures: dict[str, dict[str, float]] = {"own": {}, "memory": {}, "file": {}}
+        for length, prompts in self._prompts.items():
+            for whence in figures:
+                if whence != "own":
+                    engine.reset_prefix_cache()
+                if whence == "file":
+                    self._headstart("node", "stop", "--socket", str(self._socket))
+                    self._headstart("node", "start", "--config", str(self._config))
+                    _drop_caches()
+                    # The engine finds the new node with the next request after its pause.
+                    time.sleep(1.5)
+                    engine.ask([length % 100 + 100] * 300, max_tokens=2)
+                reply = engine.ask(prompts[0], max_tokens=self._options.max_tokens)
+                expected = self._answers["recompute"][length][0].tokens
+                if reply.tokens != expected:
+                    sys.exit(f"{whence}, {length} tokens: another answer")
+                if reply.cached_tokens < length // 128 * 128 - 128:
+                    sys.exit(f"{whence}, {length} tokens: only {reply.cached_tokens} from a cache")
+                figures[whence][str(length)] = reply.ttft_s
+        print({whence: {n: round(s, 3) for n, s in f.items()} for whence, f in figures.items()})
+        return figures
+
+    def _added(
+        self, rounds: list[dict[str, dict[str, float]]], raw: float, block_nbytes: int
+    ) -> dict[str, dict[str, float]]:
+        """What a hit costs over the engine's own, and what it may cost."""
+        added = {}
+        for length in self._options.lengths:
+            nbytes = length // 128 * block_nbytes
+            difference = {
+                whence: median(r[whence][str(length)] - r["own"][str(length)] for r in rounds)
+                for whence in ("memory", "file")
+            }
+            allowed = nbytes / raw * 1.3 + 0.015
+            added[str(length)] = {**difference, "file_allowed": allowed, "nbytes": nbytes}
+        return added
 
     @contextmanager
     def _engine(self, arm: str) -> Iterator[VllmServer]:
@@ -196,6 +246,9 @@ def _show(document: dict[str, object]) -> None:
     print(f"{'TTFT in s, median':24}" + "".join(f"{length:>10}" for length in lengths))
     for phase, answers in ttft.items():
         print(f"{phase:24}" + "".join(f"{median(answers[n]):10.3f}" for n in lengths))
+    for whence in ("memory", "file", "file_allowed"):
+        added = document["added_to_own_hit_s"]
+        print(f"{'added, ' + whence:24}" + "".join(f"{added[n][whence]:10.3f}" for n in lengths))
     ratios = [median(ttft["recompute"][n]) / median(ttft["restart"][n]) for n in lengths]
     print(f"{'recompute / restart':24}" + "".join(f"{ratio:10.1f}" for ratio in ratios))
 

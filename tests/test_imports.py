@@ -85,7 +85,10 @@ def test_import_brings_no_library(library):
     assert library not in modules
 
 
-@pytest.mark.parametrize("library", ["numpy", "pydantic", "torch", "rich", "matplotlib"])
+@pytest.mark.parametrize(
+    "library",
+    ["numpy", "pydantic", "torch", "rich", "matplotlib", "msgspec", "prometheus_client"],
+)
 def test_help_brings_no_heavy_library(library):
     _, modules = run_timed(HELP)
     assert "headstart.cli.main" in modules

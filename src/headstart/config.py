@@ -182,14 +182,17 @@ def node_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     """Settings of a node: those of `load_settings`, or where nothing is set, ones to start with.
 
     Those keep blocks in an eighth of the available memory, at most 4 GiB, and on the disk of the
-    user's cache folder, in a quarter of its free space, at most 16 GiB.
+    user's cache folder, in a quarter of its free space, at most 16 GiB. Raises ConfigError.
     """
     environ = os.environ if environ is None else environ
     ours = [name for name in environ if name.startswith(_PREFIX)]
     if path is not None or set(ours) - {"HEADSTART_CACHE_DIR"}:
         return load_settings(path, environ)
     root = cache_dir(environ) / "blocks"
-    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{root.parent}: {error.strerror}; set HEADSTART_CACHE_DIR") from error
     free = shutil.disk_usage(root.parent).free + sum(
         file.stat().st_blocks * 512 for file in (root / "slabs").glob("*.slab")
     )

@@ -246,7 +246,7 @@ class Index:
                 count = self._remove_with_descendants(found.tolist())
                 self.counters.num_discarded += count
             total += count
-            if not count:
+            if len(found) < _SLICE_ROWS:  # all there were; others may store more meanwhile
                 return total
 
     @property

@@ -51,6 +51,14 @@ def wait_for(condition, what="it"):
     return value
 
 
+def freeze(pid):
+    """Stop a process, and wait until each of its threads stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    states = [thread / "stat" for thread in threads]
+    wait_for(lambda: all(s.read_text().rpartition(")")[2].split()[0] == "T" for s in states))
+
+
 class World:
     """A store of a small arena above a file tier, with the services and the server of a node.
 
@@ -235,10 +243,10 @@ class Process:
         return json.loads(line)
 
     def freeze(self):
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self):
-        self._process.send_signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self):
         """As the kernel does when memory is short."""
@@ -326,6 +334,9 @@ class Node:
 
     def signal(self, number):
         self._process.send_signal(number)
+
+    def freeze(self):
+        freeze(self.pid)
 
     def wait(self):
         """Its exit code, when it has ended."""

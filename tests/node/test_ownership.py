@@ -53,7 +53,7 @@ def can_be_evicted(world, path):
     return world.memory.lookup(chain(path).keys) == 0
 
 
-# ------------------------------------------------------------------------------- one engine, no harm
+# ------------------------------------------------------------------------------ one engine, no harm
 
 
 def test_a_lease_from_promotion_to_release(world, client):
@@ -317,7 +317,7 @@ def test_coming_back_keeps_exactly_what_is_claimed(world, engines, soon):
     assert engine.promote(["new"])[1]
 
 
-# --------------------------------------------------------------------------- messages that are wrong
+# -------------------------------------------------------------------------- messages that are wrong
 
 
 @pytest.mark.parametrize("message", [protocol.Commit, protocol.Release, protocol.Unclaim])

@@ -1,9 +1,10 @@
-"""Promotions: the budget, reads that are shared, cut short or given up, media that are slow or fail."""
+"""Promotions: the budget, reads that are shared, cut short or given up, slow and failing media."""
 
 from __future__ import annotations
 
 import errno
 import threading
+import time
 
 import pytest
 
@@ -270,7 +271,7 @@ def test_many_at_once_of_many_prompts(make_world):
     assert not world.promotions._readers
 
 
-# --------------------------------------------------------------------------------- cut short, given up
+# ------------------------------------------------------------------------------ cut short, given up
 
 
 class Stalling:
@@ -379,7 +380,9 @@ def test_closing_does_not_wait_for_what_is_read(world, start, soon):
     world.slow.stall()
     reading, joined, waiting = start("abcd"), start("abcd"), start(range(32))
     soon(lambda: world.slow.num_stalled)
+    started = time.monotonic()
     world.promotions.close()
+    assert time.monotonic() - started < SOON, "less than the device stands still"
     assert not any(thread.is_alive() for thread in world.promotions._threads)
     assert (reading.ready, joined.ready) == (0, None)
     assert not waiting.promotion.is_over
@@ -390,7 +393,7 @@ def test_closing_does_not_wait_for_what_is_read(world, start, soon):
         started.end()
 
 
-# --------------------------------------------------------------------------------- slow and bad media
+# ------------------------------------------------------------------------------- slow and bad media
 
 
 def fail(timeout_s):
@@ -467,7 +470,9 @@ def test_blocks_that_went_meanwhile_are_a_shorter_lease(world, start, monkeypatc
 
     world.slow.stall()
     monkeypatch.setattr(world.store, "lookup", stale)
+    asked_at = time.monotonic()
     started = start("abcdef")
+    assert time.monotonic() - asked_at < SOON, "less than the device stands still"
     assert started.promotion.is_over
     assert started.ready == 0
     world.slow.resume()

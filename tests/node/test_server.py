@@ -84,7 +84,7 @@ def bystander(connect, soon):
     soon(lambda: connections() == 1, "an end of the other connections' threads")
 
 
-# ------------------------------------------------------------------------------------------- garbage
+# ------------------------------------------------------------------------------------------ garbage
 
 
 GARBAGE = {
@@ -131,7 +131,7 @@ def test_garbage_closes_its_connection_and_is_counted(world, connect, bystander,
     assert world.counts(engines=1, sessions=1)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(min_size=1, max_size=400), st.booleans())
 def test_no_bytes_whatever_harm_the_node(connect, bystander, data, is_framed):
     with connect() as sock:
@@ -142,7 +142,9 @@ def test_no_bytes_whatever_harm_the_node(connect, bystander, data, is_framed):
     assert is_served(bystander)
 
 
-wild = st.sampled_from([0, 1, -1, 2, 4095, 4096, 65536, BLOCK, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)])
+wild = st.sampled_from(
+    [0, 1, -1, 2, 4095, 4096, 65536, BLOCK, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)]
+)
 spaces = st.sampled_from([NAMESPACE.id, bytes(32), b"", b"x"])
 runs = st.sampled_from([b"", KEYS, KEYS[:32], KEYS * 40, bytes(32 * 1000)])
 parents = st.sampled_from([None, KEYS[:32], bytes(32), b"", b"short"])
@@ -159,7 +161,7 @@ requests = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(requests, max_size=12))
 def test_no_order_of_wild_requests_harms_the_node(world, connect, bystander, caplog, sent):
     """Every one is answered, or refused with the connection open."""
@@ -239,7 +241,7 @@ def test_words_and_blocks_that_do_not_exist_promote_nothing(world, connect, byst
         assert world.counts(engines=2, sessions=2), "nothing is left behind"
 
 
-# ------------------------------------------------------------------------------ slow and silent ones
+# ----------------------------------------------------------------------------- slow and silent ones
 
 
 @pytest.fixture
@@ -265,12 +267,15 @@ def test_an_idle_connection_may_wait_for_longer_than_a_frame(short_frames, conne
 def test_a_client_that_never_reads_blocks_nobody(short_frames, connect, bystander, soon):
     with connect() as sock:
         sock.settimeout(0.1)
-        sent = 0
-        with pytest.raises(OSError):
-            while True:
-                sent += sock.send(protocol.pack(protocol.Status()) * 50)
-                assert is_served(bystander)
-                assert sent < 100 << 20, "answers nobody reads are not kept without bound"
+        is_full = False
+        for _ in range(10_000):  # answers nobody reads are not kept without bound
+            try:
+                sock.send(protocol.pack(protocol.Status()) * 50)
+            except OSError:
+                is_full = True
+                break
+            assert is_served(bystander)
+        assert is_full
         assert is_served(bystander)
         soon(lambda: connections() == 1, "an end of its thread")
 
@@ -308,7 +313,7 @@ def test_a_slow_request_of_one_does_not_keep_others_waiting(world, connect, byst
         assert isinstance(answer(sock), protocol.State)
 
 
-# --------------------------------------------------------------------------------------- many of them
+# ------------------------------------------------------------------------------------- many of them
 
 
 def test_a_hundred_connections_come_and_go(world, connect, bystander, soon):
@@ -393,7 +398,7 @@ def test_a_bug_costs_one_connection(monkeypatch, world, connect, bystander, capl
     assert world.counts(engines=1, sessions=1)
 
 
-# --------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 def test_commands_need_no_session(world, connect):
@@ -436,7 +441,10 @@ def test_clear_forgets_one_model_or_all(world, connect):
     with connect() as sock:
         reply = asked(sock, protocol.Clear(other.id.hex()[:10].upper()))
         assert reply == protocol.Done("forgot 2 blocks of 1 namespaces")
-        assert (world.store.lookup(run).num_blocks, world.store.lookup(chain("abc")).num_blocks) == (
+        assert (
+            world.store.lookup(run).num_blocks,
+            world.store.lookup(chain("abc")).num_blocks,
+        ) == (
             0,
             3,
         )
@@ -444,7 +452,7 @@ def test_clear_forgets_one_model_or_all(world, connect):
         assert world.store.lookup(chain("abc")).num_blocks == 0
 
 
-# ------------------------------------------------------------------------------ the socket's own file
+# ---------------------------------------------------------------------------- the socket's own file
 
 
 def test_the_socket_is_its_users_alone_and_goes_with_the_node(tmp_path):

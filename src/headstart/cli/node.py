@@ -113,16 +113,12 @@ def stop(
 ) -> None:
     """End a node: what is queued is written first. Engines go on without it."""
     from headstart.node import protocol
-    from headstart.node.launch import is_running
+    from headstart.node.launch import has_owner, is_running
 
     path = _path(config, socket)
     _ask(config, socket, protocol.Stop(drain), _ANSWER_S)
     deadline = time.monotonic() + drain + 60.0
-    while path.exists() and is_running(path, timeout_s=1.0):
-        if time.monotonic() > deadline:
-            raise ConfigError(f"the node at {path} does not end; its log says why")
-        time.sleep(0.1)
-    while Path(f"{path}.lock").exists() and not _is_free(Path(f"{path}.lock")):
+    while has_owner(path) or (path.exists() and is_running(path, timeout_s=1.0)):
         if time.monotonic() > deadline:
             raise ConfigError(f"the node at {path} does not end; its log says why")
         time.sleep(0.1)
@@ -210,18 +206,6 @@ def _state(reply: Reply) -> Mapping[str, Any]:
     if not isinstance(reply, protocol.State):
         raise ConfigError("the node gave another answer; is it of another release?")
     return reply.fields
-
-
-def _is_free(lock: Path) -> bool:
-    """Whether nobody holds a lock file: a node holds its own until everything is closed."""
-    import fcntl
-
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
 
 
 def _show_status(fields: Mapping[str, Any]) -> None:

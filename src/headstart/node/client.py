@@ -141,6 +141,7 @@ class NodeClient:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
+        self._board, self._free_words = None, []
 
     # -- for Promise
 
@@ -250,8 +251,6 @@ class NodeClient:
             _log.warning("the node at %s does not answer (%s); going on without", self._path, error)
         self.num_failures += 1
         self.close()
-        self._board = None
-        self._free_words = []
         self._down_until = self._clock() + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._limits.max_retry_s)
 
@@ -282,10 +281,10 @@ class Promise:
 
     def poll(self) -> tuple[bool, int]:
         """Whether it is over, and the blocks that are ready. Costs no message."""
-        if self._num_ready is not None:
-            return True, self._num_ready
         if self.ticket is None or self._board is None or self._client._board is not self._board:
             return True, 0  # the connection was lost: so was the ticket
+        if self._num_ready is not None:
+            return True, self._num_ready
         phase, ready = self._board.read(self._word, self.ticket)
         if phase is Phase.DONE:
             self._num_ready = ready

@@ -27,6 +27,18 @@ def is_running(path: Path, timeout_s: float = 2.0) -> bool:
         return False
 
 
+def has_owner(path: Path) -> bool:
+    """Whether a node has a socket's path: from before it answers until everything is closed."""
+    try:
+        with open(f"{path}.lock", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
 def ensure_node(
     settings: Settings,
     arguments: Sequence[str] = (),
@@ -64,14 +76,12 @@ def _start(path: Path, arguments: Sequence[str], log: Path, lock: TextIO, deadli
             if time.monotonic() > deadline:
                 raise _failure(path, log) from None
             time.sleep(_POLL_S)
-    if is_running(path):
-        return
-    pid = _spawn(path, arguments, log)
-    while True:
-        lives = _lives(pid)  # asked first: another's node may run where this one could not
-        if is_running(path):
-            return
-        if not lives or time.monotonic() > deadline:
+    pid: int | None = None
+    while not is_running(path):
+        if pid is None and not has_owner(path):  # else another's node is about to come up
+            pid = _spawn(path, arguments, log)
+        is_lost = pid is not None and not _lives(pid) and not has_owner(path)
+        if is_lost or time.monotonic() > deadline:
             raise _failure(path, log)
         time.sleep(_POLL_S)
 

@@ -88,5 +88,5 @@ def _wait(services: Services, end: _End, idle_exit_s: float | None) -> None:
         if counts["sessions"] or counts["workers"]:
             used_at = time.monotonic()
         elif idle_exit_s is not None and time.monotonic() - used_at > idle_exit_s:
-            _log.info("no engine for %.0f s: the node ends", idle_exit_s)
+            _log.info("no engine for %g s: the node ends", idle_exit_s)
             return

@@ -208,6 +208,8 @@ class _Connection:
             reply = self._answer(request)
             if reply is not None:
                 self._send(reply)
+            if isinstance(request, protocol.Stop):  # answered first: the end closes connections
+                self._stop(request.timeout_s)
 
     def close(self) -> None:
         """The client is gone."""
@@ -272,7 +274,6 @@ class _Connection:
     def _answer_command(self, request: protocol.Request) -> protocol.Reply:
         match request:
             case protocol.Stop():
-                self._stop(request.timeout_s)
                 return protocol.Done("the node writes what is queued and ends")
             case protocol.Clear():
                 return protocol.Done(self._services.clear(request.namespace))

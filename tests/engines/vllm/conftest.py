@@ -204,6 +204,12 @@ def process_node(tmp_path):
 
 
 @pytest.fixture
+def node_class():
+    """For tests that make many nodes, one after another."""
+    return LocalNode
+
+
+@pytest.fixture
 def soon():
     """Waits until a condition holds."""
     return wait_for

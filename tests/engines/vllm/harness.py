@@ -135,6 +135,8 @@ class Worker:
         finally:
             connector_module._rank = rank_of_worker
         self.states = {}
+        self._reported = set()
+        """Blocks whose loss the scheduler did not know of when it scheduled this step."""
 
     def execute(self, output):
         """What `GPUModelRunner.execute_model` does, in its order of calls."""
@@ -148,8 +150,9 @@ class Worker:
             KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output) as told,
         ):
             bad = self._forward(output.num_scheduled_tokens)
-        for request_id, blocks in bad.items():
-            self.engine.bad_reads.append((request_id, blocks, set(told.invalid_block_ids)))
+        reported = told.invalid_block_ids | self._reported
+        self._reported = told.invalid_block_ids if self.engine.overlap else set()
+        self.engine.bad_reads += [(name, block, reported) for name, block in bad.items()]
         names = list(output.num_scheduled_tokens)
         sampled = [
             self._sample(name, count, is_bad=name in bad)
@@ -260,13 +263,14 @@ class Engine:
             "kv_transfer_config": transfer,
         }
         self.config = _engine_config(str(folder), repr(options | args), options | args)
-        self.config.scheduler_config.async_scheduling = overlap
+        self.overlap = self.config.scheduler_config.async_scheduling = overlap
         kv_configs = _kv_configs(self.config, ranks, layout)
         self.kv_config = kv_cache_utils.generate_scheduler_kv_cache_config(kv_configs)
         self.config.cache_config.num_gpu_blocks = self.kv_config.num_blocks
         self.weights, self.salts, self.loras = 0, {}, {}
         self.bad_reads, self.answers, self.told, self.reasons = [], {}, {}, {}
         self.asked, self.requests, self._aborts = {}, {}, []
+        self.stats = []
         self.workers = [Worker(self, kv_config, rank) for rank, kv_config in enumerate(kv_configs)]
         sizes = kv_cache_utils.resolve_kv_cache_block_sizes(self.kv_config, self.config)
         self.scheduler = self.config.scheduler_config.get_scheduler_cls()(
@@ -292,7 +296,7 @@ class Engine:
 
     # -- requests
 
-    def add(self, name, prompt, count=1, *, salt=None, lora=None, **sampling):
+    def add(self, name, prompt, count=1, *, salt=None, lora=None, resumable=False, **sampling):
         """A request arrives."""
         self.salts[name], self.loras[name] = salt, lora
         self.asked[name] = (self.identity(name, lora), list(prompt), count)
@@ -306,6 +310,7 @@ class Engine:
             lora_request=lora,
             cache_salt=salt,
             block_hasher=self._hasher,
+            resumable=resumable,
         )
         self.answers[name], self.requests[name] = [], request
         self.scheduler.add_request(request)
@@ -340,7 +345,11 @@ class Engine:
             output = self.scheduler.schedule()
             executed = output.total_num_scheduled_tokens > 0
             sent = pickle.dumps(output)
-            outputs = [worker.execute(pickle.loads(sent)) for worker in self.workers]
+            # Pickled, as between processes: vLLM changes an output that it shares as a constant.
+            outputs = [
+                pickle.loads(pickle.dumps(worker.execute(pickle.loads(sent))))
+                for worker in self.workers
+            ]
             self._queue.append((output, self._aggregator.aggregate(outputs)))
             if len(self._queue) < self._queue_size and (executed or self.scheduler.has_requests()):
                 return executed
@@ -354,6 +363,8 @@ class Engine:
             self.abort(*self._aborts)
             self._aborts.clear()
         for results in self.scheduler.update_from_output(output, told).values():
+            if results.scheduler_stats is not None:
+                self.stats.append(results.scheduler_stats)
             for result in results.outputs:
                 self._take(result)
 
@@ -367,10 +378,17 @@ class Engine:
         while self.scheduler.has_requests() or self._queue:
             if until is not None and until():
                 return
-            assert time.monotonic() < deadline, f"stuck with {list(self.scheduler.requests)}"
+            assert time.monotonic() < deadline, f"stuck with {self._whereabouts()}"
             if not self.step():
                 time.sleep(0.001)
         assert until is None or until(), "it is over, and what was waited for did not happen"
+
+    def _whereabouts(self):
+        """What each request waits for."""
+        return {
+            name: (request.status.name, request.num_computed_tokens)
+            for name, request in self.scheduler.requests.items()
+        }
 
     def ask(self, name, prompt, count=1, **options):
         """Run one request to its end; what the connector tells of it."""
@@ -400,20 +418,25 @@ class Engine:
         """Nothing is left over anywhere, once nothing is left to do."""
         self.run()
         self.check_reads()
+        self.settle_halves()
+
+    def settle_halves(self):
+        """The same, of scheduler and connector alone."""
         scheduler = self.scheduler
-        assert not (scheduler.requests or scheduler.running or scheduler.waiting)
-        assert not (scheduler.kv_holding_waiting or scheduler.deferred_waiting)
-        assert not (scheduler.finished_recving_kv_req_ids or scheduler.failed_recving_kv_req_ids)
+        queues = (scheduler.waiting, scheduler.kv_holding_waiting, scheduler.deferred_waiting)
+        received = (scheduler.finished_recving_kv_req_ids, scheduler.failed_recving_kv_req_ids)
+        assert not any((scheduler.requests, scheduler.running, *queues, *received))
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self.kv_config.num_blocks - 1
         assert not any(block.ref_cnt for block in pool.blocks if not block.is_null)
         side = self.side
         if side is not None:
-            assert not (side._records or side._loading or side._storing or side._claims)
-            assert not (side._acks or side._failed or side._client._claims)
+            assert not any((side._records, side._loading, side._storing, side._claims))
+            assert not any((side._acks, side._failed, side._client._claims))
         for worker in self.workers:
             half = worker.connector._worker
-            assert not (half._pending or half._received or half._lost or half._told.done)
+            assert not any((half._pending, half._received, half._lost, half._told.done))
+        assert not self.connector._live
 
     def close(self):
         self.scheduler.shutdown()

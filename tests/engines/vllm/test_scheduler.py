@@ -26,13 +26,14 @@ def fresh(node, make_engine):
 
 
 @pytest.fixture
-def filled(fresh):
+def filled(node, fresh):
     """Fills the node with a prompt of 100 tokens, 6 blocks and some; the prompt."""
     prompt = tokens(100)
     engine = fresh()
     told = engine.ask("fill", prompt)
     assert (told["outcome"], told["stored_blocks"]) == ("miss", 6)
     engine.settle()
+    node.settled()
     return prompt
 
 
@@ -67,6 +68,7 @@ def test_a_prompt_is_hit_in_memory_and_after_a_restart_in_the_file(node, filled,
 def test_a_full_hit_leaves_one_token_to_compute(node, fresh, num_blocks, extra):
     prompt = tokens(num_blocks * BLOCK)
     fresh().ask("fill", prompt)
+    node.settled()
     engine = fresh(extra=extra)
     told = engine.ask("hit", prompt, 20)
     assert told["loaded_tokens"] == num_blocks * BLOCK - 1
@@ -104,15 +106,19 @@ def test_a_local_hit_is_not_loaded_again(node, filled, fresh):
 def test_a_local_hit_longer_than_the_nodes_is_stored_again(node, filled, fresh):
     engine = fresh()
     engine.ask("first", filled)
+    node.settled()
     node.services.clear("")
     fresh().ask("other", filled[:50])  # now the node holds half of it
+    node.settled()
     told = engine.ask("again", filled + tokens(40, seed=1), 20)
     assert (told["outcome"], told["held_tokens"]) == ("local", 48)
     assert told["stored_blocks"] == 159 // BLOCK - 3  # the last token is never computed
     engine.settle()
+    node.settled()
     node.services.clear("")  # and now nothing
     engine.ask("once more", filled + tokens(40, seed=1), 20)
     engine.settle()
+    node.settled()
     assert fresh().ask("replay", filled + tokens(40, seed=1))["loaded_tokens"] == 128
     node.settled()
 
@@ -125,6 +131,7 @@ def test_generated_text_is_hit_in_the_next_turn(node, fresh):
         prompt = prompt + engine.answers[f"turn {turn}"] + tokens(9, seed=turn)
         turns.append(len(prompt) - 9 - 1)  # the KV of the last token was never computed
     engine.settle()
+    node.settled()
     for turn in (3, 0, 1, 2):
         other = fresh(max_model_len=256)
         told = other.ask("replay", prompt[: turns[turn] + 10], 2)
@@ -139,6 +146,7 @@ def test_chunked_prefill_stores_every_block_once(node, fresh, budget):
     engine = fresh(max_num_batched_tokens=budget, max_model_len=256)
     assert engine.ask("cold", prompt, 20)["stored_blocks"] == 219 // BLOCK
     engine.settle()
+    node.settled()
     other = fresh(max_num_batched_tokens=budget, max_model_len=256)
     told = other.ask("warm", prompt[:150] + tokens(50, seed=1), 4)
     assert told["loaded_tokens"] == 144
@@ -154,8 +162,8 @@ def test_requests_that_share_a_prefix_arrive_at_once(node, fresh, count, extra):
         engine = fresh(extra=extra, blocks=128)
         for n, prompt in enumerate(prompts):
             engine.add(f"{n}", prompt, 3)
-        engine.run()
         engine.settle()
+        node.settled()
     assert sum(told.get("loaded_tokens", 0) for told in engine.told.values()) >= 128
     node.settled()
     node.restart()
@@ -173,6 +181,7 @@ def test_prompt_logprobs_read_no_cache_but_fill_it(node, fresh):
     told = engine.ask("again", prompt, prompt_logprobs=1)
     assert "loaded_tokens" not in told
     engine.settle()
+    node.settled()
     other = fresh()
     assert "loaded_tokens" not in other.ask("probs", prompt, prompt_logprobs=1)
     assert fresh().ask("plain", prompt)["loaded_tokens"] == 96
@@ -186,6 +195,7 @@ def test_salts_never_cross(node, filled, fresh):
         told = engine.ask(f"salt {salt}", filled, 2, salt=salt)
         assert told.get("loaded_tokens", 0) == (0 if salt else 96)
     engine.settle()
+    node.settled()
     other = fresh()
     for salt in (None, "two", "one", "three"):
         told = other.ask(f"salt {salt}", filled, 2, salt=salt)
@@ -224,8 +234,8 @@ def test_adapters_never_cross(node, fresh, adapter):
             lora = adapter(n, "same name") if n else None
             loaded.append(engine.ask(f"{n}", prompt, 2, lora=lora).get("loaded_tokens", 0))
         engine.settle()
+        node.settled()
     assert loaded == [0, 0, 0, 0, 96, 96, 96, 96]
-    node.settled()
 
 
 def test_an_adapter_that_is_replaced_in_place_is_not_cached(node, fresh, adapter):
@@ -239,6 +249,17 @@ def test_an_adapter_that_is_replaced_in_place_is_not_cached(node, fresh, adapter
     node.settled()
 
 
+def test_a_prompt_that_goes_on_being_written_is_not_cached(node, filled, fresh):
+    engine = fresh()
+    engine.add("stream", filled + tokens(40, seed=1), resumable=True)
+    engine.run(until=lambda: "STREAMING" in engine.requests["stream"].status.name)
+    assert engine.answers["stream"]
+    engine.abort("stream")
+    engine.settle()
+    node.settled()
+    assert fresh().ask("after", filled + tokens(40, seed=1))["held_tokens"] == 96
+
+
 @pytest.mark.parametrize("extra", [{}, {"async_load_nbytes": 4096, "step_nbytes": 4096}])
 def test_a_memory_much_smaller_than_the_prompts(make_node, make_engine, extra):
     node = make_node(memory_blocks=4)
@@ -248,12 +269,13 @@ def test_a_memory_much_smaller_than_the_prompts(make_node, make_engine, extra):
         for n, prompt in enumerate(prompts):
             engine.add(f"{n}", prompt, 4)
         engine.settle()
+        node.settled()
     assert any(told.get("loaded_tokens") for told in engine.told.values())
     node.settled()
 
 
 @pytest.mark.parametrize("extra", [{}, {"async_load_nbytes": 4096, "step_nbytes": 8192}])
-@pytest.mark.parametrize("ranks, overlap", [(2, False), (1, True), (2, True)])
+@pytest.mark.parametrize(("ranks", "overlap"), [(2, False), (1, True), (2, True)])
 def test_ranks_and_overlapping_steps(node, fresh, ranks, overlap, extra):
     prompts = [tokens(100) + tokens(30, seed=n) for n in range(3)]
     options = {"ranks": ranks, "overlap": overlap, "extra": extra, "max_num_batched_tokens": 64}
@@ -262,12 +284,24 @@ def test_ranks_and_overlapping_steps(node, fresh, ranks, overlap, extra):
         for n, prompt in enumerate(prompts):
             engine.add(f"{n}", prompt, 20)
         engine.settle()
+        node.settled()
     assert sum(told.get("loaded_tokens", 0) for told in engine.told.values()) >= 3 * 32
     node.settled()
     node.restart()
     engine = fresh(**options)
     assert engine.ask("file", prompts[0], 20)["loaded_tokens"] == 128
     engine.settle()
+    node.settled()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_long_prompt_in_many_steps_is_stored_whole(node, fresh, overlap):
+    options = {"overlap": overlap, "max_num_batched_tokens": 32, "max_model_len": 512}
+    engine, prompt = fresh(**options), tokens(480)
+    assert engine.ask("cold", prompt, 8)["stored_blocks"] == 30
+    engine.settle()
+    node.settled()
+    assert fresh(**options).ask("warm", prompt)["loaded_tokens"] == 479
     node.settled()
 
 

@@ -29,11 +29,12 @@ def fresh(node, make_engine):
 
 
 @pytest.fixture
-def filled(fresh):
+def filled(node, fresh):
     """Fills the node with a prompt of 100 tokens, 6 blocks and some; the prompt."""
     engine, prompt = fresh(), tokens(100)
     engine.ask("fill", prompt)
     engine.settle()
+    node.settled()
     return prompt
 
 
@@ -71,7 +72,7 @@ def test_an_abort_while_the_node_reads(node, filled, fresh):
     engine.steps(5)
     node.slow.resume()
     engine.settle()
-    assert engine.told["kept"]["loaded_tokens_by_tier"] == {"file": 96}
+    assert engine.told["kept"]["loaded_tokens"] == 96
     node.settled()
 
 

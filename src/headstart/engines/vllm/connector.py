@@ -75,6 +75,10 @@ class HeadstartConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._mapping: ArenaMapping | None = None
+        self._live: dict[str, Any] = {}
+        """The engine's requests."""
+        self._is_async = False
+        """Whether the last answer was a load between steps."""
         if role is KVConnectorRole.SCHEDULER:
             self._tell_operator()
 
@@ -99,6 +103,7 @@ class HeadstartConnector(KVConnectorBase_V1):
             shard_start=_rank() * self._shape.shard_stride,
             block_nbytes=self._shape.shard_nbytes,
             step_nbytes=self._options.step_nbytes,
+            num_batches=self._vllm_config.max_concurrent_batches,
         )
 
     def get_handshake_metadata(self) -> WorkerHandshake | None:
@@ -164,6 +169,7 @@ class HeadstartConnector(KVConnectorBase_V1):
     @_hook(lambda: None)
     def on_new_request(self, request: Any) -> None:
         """See `KVConnectorBase_V1`. Look it up, and start to promote."""
+        self._live[request.request_id] = request
         if self._scheduler is not None:
             self._scheduler.on_new_request(request)
 
@@ -172,9 +178,11 @@ class HeadstartConnector(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """See `KVConnectorBase_V1`. Tokens beyond the engine's own that are ready."""
+        self._is_async = False
         if self._scheduler is None:
             return 0, False
-        return self._scheduler.num_matched(request, num_computed_tokens)
+        tokens, self._is_async = self._scheduler.num_matched(request, num_computed_tokens)
+        return tokens, self._is_async
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `KVConnectorBase_V1`. The request was admitted."""
@@ -184,7 +192,8 @@ class HeadstartConnector(KVConnectorBase_V1):
             except Exception as error:  # noqa: BLE001 - an engine hook's top: all is computed
                 self._failed_in("update_state_after_alloc", error)
                 if num_external_tokens:
-                    self._scheduler.lost(blocks.get_block_ids()[0])
+                    table = blocks.get_block_ids()[0]
+                    self._scheduler.lost(request.request_id, table, is_async=self._is_async)
 
     @_hook(dict)
     def get_external_cache_hit_sources(
@@ -199,23 +208,33 @@ class HeadstartConnector(KVConnectorBase_V1):
             sources[source] = sources.get(source, 0) + tokens
         return sources
 
-    @_hook(StepMeta)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `KVConnectorBase_V1`. What the workers must copy in this step."""
-        return StepMeta() if self._scheduler is None else self._scheduler.step(scheduler_output)
+        if self._scheduler is None:
+            return StepMeta()
+        try:
+            return self._scheduler.step(scheduler_output)
+        except Exception as error:  # noqa: BLE001 - an engine hook's top: nothing new is stored
+            self._failed_in("build_connector_meta", error)
+            return self._scheduler.loads()
 
     @_hook(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
         """See `KVConnectorBase_V1`. What the workers have copied."""
         told = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and isinstance(told, WorkerMeta):
-            self._scheduler.workers_told(told)
+        try:
+            if connector_output.invalid_block_ids:
+                self._forget(connector_output.invalid_block_ids)
+        finally:
+            if self._scheduler is not None and isinstance(told, WorkerMeta):
+                self._scheduler.workers_told(told)
 
     @_hook(lambda: (False, None))
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """See `KVConnectorBase_V1`. Its blocks may be freed at once: nothing reads them later."""
+        self._live.pop(request.request_id, None)
         if self._scheduler is None:
             return False, None
         return False, self._scheduler.request_finished(request.request_id)
@@ -274,6 +293,19 @@ class HeadstartConnector(KVConnectorBase_V1):
             logger.warning("Headstart: nothing survives a restart, since %s", found.reason)
         return found.namespace
 
+    def _forget(self, lost: set[int]) -> None:
+        """Make sure that blocks which could not be loaded are computed before anything reads them.
+
+        vLLM has put them, and what the step computed on them, into its cache; it has the first
+        request that holds them compute them, and lets others rely on that one, though it may end.
+        """
+        manager, size = self._kv_cache_manager, self._shape.block_size
+        manager.evict_blocks(set(range(self._kv_cache_config.num_blocks)))
+        for request_id, request in self._live.items():
+            (table,) = manager.get_block_ids(request_id)
+            good = next((n for n, block in enumerate(table) if block in lost), len(table))
+            request.num_computed_tokens = min(request.num_computed_tokens, good * size)
+
     @staticmethod
     def _scheduler_salt() -> str:
         import secrets
@@ -284,10 +316,12 @@ class HeadstartConnector(KVConnectorBase_V1):
         """Correct what would hurt, and say what should be set otherwise."""
         _log_to_vllm()
         transfer = self._kv_transfer_config
-        if transfer.kv_load_failure_policy != "recompute":
+        # While steps overlap, vLLM 0.32 goes on from tokens that were sampled from lost blocks.
+        policy = "recompute" if self._vllm_config.max_concurrent_batches == 1 else "fail"
+        if transfer.kv_load_failure_policy != policy:
             # The scheduler reads it after it has made its connector.
-            transfer.kv_load_failure_policy = "recompute"
-            logger.info("Headstart: kv_load_failure_policy is recompute: a lost block is computed")
+            transfer.kv_load_failure_policy = policy
+            logger.info("Headstart: kv_load_failure_policy is %s here", policy)
         for sentence in identity.advice(self._vllm_config):
             logger.warning("Headstart: %s", sentence)
 

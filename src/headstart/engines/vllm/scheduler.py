@@ -54,6 +54,10 @@ class _Record:
     keys: list[BlockKey] = field(default_factory=list)
     promise: Promise | None = None
     claimed: Claimed | None = None
+    boot: bytes = b""
+    """The run of the node that gave the claim."""
+    is_async: bool = False
+    """Whether the claim was answered as a load between steps."""
     num_local: int = 0
     """Tokens that the engine's own cache had when the claim was made."""
     is_shipped: bool = False
@@ -65,6 +69,8 @@ class _Record:
     progress: tuple[int, int] = (0, 0)
     next_store: int = 0
     """Blocks before this one are stored, or on their way."""
+    num_storing: int = 0
+    """Stores that workers have not acknowledged."""
     retry_store_at: float = 0.0
     num_restarts: int = 0
     may_store: bool = True
@@ -172,35 +178,39 @@ class SchedulerSide:
             return 0, False
         record.num_local = num_local
         blocks = len(record.claimed.offsets) - num_local // self._block_size
-        return tokens, blocks * self._block_nbytes > self._options.async_load_nbytes
+        record.is_async = blocks * self._block_nbytes > self._options.async_load_nbytes
+        return tokens, record.is_async
 
     def admitted(self, request: Any, blocks: _Blocks, num_external: int) -> None:
-        """See `update_state_after_alloc`."""
-        record = self._records.get(request.request_id)
+        """See `update_state_after_alloc`. What it raises means that nothing will be loaded."""
         if num_external == 0:
             return
+        record = self._records[request.request_id]
+        claimed, promise = record.claimed, record.promise
+        assert claimed is not None and promise is not None and promise.ticket is not None
         table = blocks.get_block_ids()[0]
-        first = record.num_local // self._block_size if record is not None else 0
-        if record is None or record.claimed is None or record.promise is None:
-            _log.error("request %s was promised tokens that nobody holds", request.request_id)
-            self._meta.lost_blocks += table[first:]
-            return
+        first = record.num_local // self._block_size
         last = -(-(record.num_local + num_external) // self._block_size)
-        assert record.promise.ticket is not None
         load = Copy(
-            ticket=record.promise.ticket,
+            ticket=promise.ticket,
             request_id=request.request_id,
-            blocks=tuple(zip(table[first:last], record.claimed.offsets[first:last], strict=True)),
+            boot=record.boot,
+            blocks=tuple(zip(table[first:last], claimed.offsets[first:last], strict=True)),
         )
-        is_async = len(load.blocks) * self._block_nbytes > self._options.async_load_nbytes
-        (self._meta.async_loads if is_async else self._meta.loads).append(load)
+        (self._meta.async_loads if record.is_async else self._meta.loads).append(load)
         self._loading[load.ticket] = record
         record.is_shipped = True
         self._tell_load(record, first, last, num_external)
 
-    def lost(self, blocks: Sequence[int]) -> None:
-        """Have the engine compute blocks that were promised to it."""
+    def lost(self, request_id: str, blocks: Sequence[int], *, is_async: bool) -> None:
+        """Have the engine compute blocks that were promised to a request."""
         self._meta.lost_blocks += blocks
+        if is_async:
+            self._meta.lost_requests.append(request_id)
+        for loads in (self._meta.loads, self._meta.async_loads):
+            for load in [load for load in loads if load.request_id == request_id]:
+                loads.remove(load)
+                self._settle(load.ticket, failed=True)
 
     def sources(self, request: Any, num_external: int) -> dict[str, int]:
         """External tokens of a request by tier."""
@@ -211,17 +221,17 @@ class SchedulerSide:
     # -- steps
 
     def step(self, output: Any) -> StepMeta:
-        """See `build_connector_meta`."""
-        meta, self._meta = self._meta, StepMeta()
+        """See `build_connector_meta`. When it raises, `loads` still has what was promised."""
         claims, self._claims = self._claims, []
-        try:
-            for record in claims:
-                if record.claimed is not None and not record.is_shipped:
-                    self._unclaim(record)
-            self._store(meta, output)
-        except Exception:  # noqa: BLE001 - part of an engine hook: the loads must be shipped
-            _log.exception("nothing is stored in this step")
-            self.sums.add(hook_errors=1)
+        for record in claims:
+            if record.claimed is not None and not record.is_shipped:
+                self._unclaim(record)
+        self._store(self._meta, output)
+        return self.loads()
+
+    def loads(self) -> StepMeta:
+        """What this step copies, taken once."""
+        meta, self._meta = self._meta, StepMeta()
         meta.boot = self._client.boot
         return meta
 
@@ -241,6 +251,7 @@ class SchedulerSide:
         """No worker holds addresses of a ticket any more."""
         store = self._storing.pop(ticket, None)
         if store is not None:
+            store.record.num_storing -= 1
             if failed:
                 self._client.abandon(ticket)
                 store.record.next_store = min(store.record.next_store, store.start)
@@ -264,6 +275,8 @@ class SchedulerSide:
             record = self._records.get(request_id)
             if record is None or not record.may_store or now < record.retry_store_at:
                 continue
+            if record.num_storing:
+                continue  # steps overlap: the node has not got what this would continue
             num_computed = record.request.num_computed_tokens + num_scheduled
             if num_computed // self._block_size <= record.next_store:
                 continue
@@ -301,11 +314,16 @@ class SchedulerSide:
             self.sums.add(store_blocks_refused=stop - record.next_store)
         if not reserved.offsets:
             return 0
-        blocks = zip(table[start : record.next_store], reserved.offsets, strict=True)
-        meta.stores.append(
-            Copy(ticket=ticket, request_id=record.request.request_id, blocks=tuple(blocks))
-        )
         self._storing[ticket] = _Store(record, start)
+        record.num_storing += 1
+        meta.stores.append(
+            Copy(
+                ticket=ticket,
+                request_id=record.request.request_id,
+                boot=self._client.boot,
+                blocks=tuple(zip(table[start : record.next_store], reserved.offsets, strict=True)),
+            )
+        )
         record.told["stored_blocks"] = record.told.get("stored_blocks", 0) + count
         self.sums.add(store_blocks=count, store_bytes=count * self._block_nbytes)
         return count
@@ -354,7 +372,7 @@ class SchedulerSide:
         if claimed is None or not claimed.offsets:
             self._end(record, "no node" if claimed is None else "expired")
             return False
-        record.claimed = claimed
+        record.claimed, record.boot = claimed, self._client.boot
         record.told["waited_s"] = round(now - record.polled_at, 6)
         self._claims.append(record)
         return False

@@ -18,6 +18,8 @@ class Copy:
 
     ticket: int
     request_id: str
+    boot: bytes
+    """The run of the node whose arena the offsets are in."""
     blocks: tuple[tuple[int, int], ...]
     """(engine's block id, offset in the arena) of each."""
 
@@ -27,7 +29,7 @@ class StepMeta(KVConnectorMetadata):
     """From the scheduler to every worker, each step."""
 
     boot: bytes = b""
-    """The run of the node whose arena the offsets are in."""
+    """The run of the node that the scheduler talks to: workers map its arena in time."""
     loads: list[Copy] = field(default_factory=list)
     """To be copied before this step's forward pass."""
     async_loads: list[Copy] = field(default_factory=list)
@@ -36,6 +38,8 @@ class StepMeta(KVConnectorMetadata):
     """To be copied after this step's forward pass."""
     lost_blocks: list[int] = field(default_factory=list)
     """Engine blocks that were promised and cannot be loaded."""
+    lost_requests: list[str] = field(default_factory=list)
+    """Requests that wait for a load between steps that will not come."""
 
 
 @dataclass(slots=True, kw_only=True)

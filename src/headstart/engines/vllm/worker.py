@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -33,34 +34,40 @@ class WorkerSide:
         shard_start: int,
         block_nbytes: int,
         step_nbytes: int,
+        num_batches: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`shard_start`: where in a block's slot this rank's bytes begin."""
+        """`shard_start`: where in a block's slot this rank's bytes begin.
+
+        `num_batches`: steps that are under way at once, so that those behind a step in which a load
+        failed compute on the same lost blocks.
+        """
         self.sums = Sums()
         self._mapping, self._copier, self._clock = mapping, copier, clock
         self._shard_start = shard_start
         self._blocks_per_step = max(1, step_nbytes // block_nbytes)
         self._arena_boot = b""
         self._arena = torch.empty(0, dtype=torch.uint8)
-        self._pending: deque[tuple[Copy, bytes]] = deque()
-        """Loads between steps, with the run of the node that they are of."""
+        self._pending: deque[tuple[Copy, torch.Tensor]] = deque()
+        """What is left of loads between steps, and the arena they are from: it stays mapped, and as
+        it is, when its node ends meanwhile."""
         self._received: set[str] = set()
         self._lost: set[int] = set()
         self._told = WorkerMeta()
-        self._is_tainted = False
-        """Whether this step computed on blocks that could not be loaded."""
+        self._num_batches = num_batches
+        self._num_tainted = 0
+        """Steps, from this one on, that compute on blocks that could not be loaded."""
 
     def load(self, meta: StepMeta) -> None:
         """Copy what this step's forward pass reads, and a piece of what comes later."""
-        self._is_tainted = bool(meta.lost_blocks)
-        self._lost.update(meta.lost_blocks)
+        self._begin(meta)
         started = self._clock()
         for load in meta.loads:
-            if not self._copy(load, meta.boot, self._copier.load):
+            if not self._copy(load, self._arena_of(load.boot), self._copier.load):
                 self._lost.update(block for block, _ in load.blocks)
-                self._is_tainted = True
+                self._num_tainted = self._num_batches
             self._told.done[load.ticket] += 1
-        self._pending.extend((load, meta.boot) for load in meta.async_loads)
+        self._pending.extend((load, self._arena_of(load.boot)) for load in meta.async_loads)
         self._load_a_piece()
         if meta.loads or meta.async_loads:
             self.sums.add(load_copy_seconds=self._clock() - started)
@@ -73,26 +80,23 @@ class WorkerSide:
             return
         started = self._clock()
         for store in meta.stores:
-            if self._is_tainted or not self._copy(store, meta.boot, self._copier.store):
+            arena = self._arena_of(store.boot)
+            if self._num_tainted or not self._copy(store, arena, self._copier.store):
                 self._told.failed.add(store.ticket)
             self._told.done[store.ticket] += 1
         self.sums.add(store_copy_seconds=self._clock() - started)
 
     def give_up(self, meta: StepMeta) -> None:
-        """Report every load of a step as lost: some may not have been copied."""
-        self._is_tainted = True
+        """Report every load of a step, and what is left of others, as lost: all may be."""
+        self._num_tainted = self._num_batches
         self._lost.update(meta.lost_blocks)
-        for load in meta.loads:
+        self._received.update(meta.lost_requests)
+        pending, self._pending = [load for load, _ in self._pending], deque()
+        for load in (*meta.loads, *meta.async_loads, *pending):
             self._lost.update(block for block, _ in load.blocks)
             self._told.failed.add(load.ticket)
             self._told.done[load.ticket] = 1
-        started = {load.ticket for load, _ in self._pending}
-        for load in meta.async_loads:
-            if load.ticket not in started and load.request_id not in self._received:
-                self._lost.update(block for block, _ in load.blocks)
-                self._told.failed.add(load.ticket)
-                self._told.done[load.ticket] = 1
-                self._received.add(load.request_id)
+        self._received.update(load.request_id for load in (*meta.async_loads, *pending))
 
     def take_received(self) -> set[str]:
         """Requests whose load between steps is over, each told once."""
@@ -114,36 +118,36 @@ class WorkerSide:
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._mapping.close()
 
+    def _begin(self, meta: StepMeta) -> None:
+        """A step begins; whatever it lost before it got here is lost."""
+        self._num_tainted = self._num_batches if meta.lost_blocks else max(0, self._num_tainted - 1)
+        self._lost.update(meta.lost_blocks)
+        self._received.update(meta.lost_requests)
+
     def _load_a_piece(self) -> None:
         """Go on with loads between steps, as far as one step may take."""
         left = self._blocks_per_step
         while self._pending and left > 0:
-            load, boot = self._pending.popleft()
+            load, arena = self._pending[0]
             piece, rest = load.blocks[:left], load.blocks[left:]
             left -= len(piece)
-            good = self._copy(
-                Copy(ticket=load.ticket, request_id=load.request_id, blocks=piece),
-                boot,
-                self._copier.load,
-            )
-            if not good:
+            if not self._copy(replace(load, blocks=piece), arena, self._copier.load):
                 self._lost.update(block for block, _ in load.blocks)
                 rest = ()
             if rest:
-                later = Copy(ticket=load.ticket, request_id=load.request_id, blocks=rest)
-                self._pending.appendleft((later, boot))
+                self._pending[0] = replace(load, blocks=rest), arena
             else:
+                self._pending.popleft()
                 self._told.done[load.ticket] += 1
                 self._received.add(load.request_id)
 
     def _copy(
         self,
         copy: Copy,
-        boot: bytes,
+        arena: torch.Tensor,
         do: Callable[[list[tuple[int, int]], torch.Tensor], None],
     ) -> bool:
-        arena = self._arena_of(boot)
-        if arena is None:
+        if not len(arena):
             _log.warning("the node's memory is not mapped: %d blocks", len(copy.blocks))
             self._told.failed.add(copy.ticket)
             return False
@@ -155,14 +159,16 @@ class WorkerSide:
             return False
         return True
 
-    def _arena_of(self, boot: bytes) -> torch.Tensor | None:
-        """The arena of a run of the node, None when it is not there any more."""
-        if boot and boot == self._arena_boot:
+    def _arena_of(self, boot: bytes) -> torch.Tensor:
+        """The arena of a run of the node, empty when it is not there any more."""
+        if boot == self._arena_boot:
             return self._arena
+        if not boot:
+            return torch.empty(0, dtype=torch.uint8)
         if boot != self._mapping.boot:
             self._arena_boot, self._arena = b"", torch.empty(0, dtype=torch.uint8)
             if not self._mapping.follow(boot):
-                return None
+                return self._arena
         self._arena = torch.frombuffer(self._mapping.memory, dtype=torch.uint8)
         self._arena_boot = boot
         return self._arena

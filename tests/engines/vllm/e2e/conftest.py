@@ -116,7 +116,8 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def tail(self, count=60):
-        return "\n".join(self.text().splitlines()[-count:])
+        lines = [line for line in self.text().splitlines() if "Route: " not in line]
+        return "\n".join(lines[-count:])
 
     def send(self, number):
         """Send a signal to all processes of the session's group."""

@@ -153,6 +153,15 @@ def test_a_salt_is_never_crossed(kit, engine, reference):
     assert engine.ask(prompt, cache_salt="three").cached_tokens == 0
 
 
+def test_a_request_for_logprobs_of_its_prompt_loads_nothing(kit, engine, reference):
+    """It needs every token computed."""
+    prompt = kit.tokens(600, "prompt logprobs")
+    engine.ask(prompt)
+    engine.forget()
+    assert reference.check(engine.ask(prompt, prompt_logprobs=1), prompt).cached_tokens == 0
+    assert reference.check(ask_again(kit, engine, prompt), prompt).hit == 4 * kit.BLOCK
+
+
 def test_clients_that_leave(kit, node, engine, reference):
     """At several moments of a cold and of a warm request, alone and beside others."""
     prompt = kit.tokens(6000, "left")

@@ -29,7 +29,7 @@ def test_cold_memory_file_and_restarted(
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     root = next(parent for parent in Path(__file__).parents if (parent / "README.md").exists())
     text = tokenizer.encode((root / "README.md").read_text())
-    document = text.ids[:1500]
+    document = text.ids[:1400]
     questions = [
         document + tokenizer.encode(f"\n\nQuestion: {question}\nAnswer:").ids
         for question in ("What does a hit never do?", "How is it installed?")
@@ -37,7 +37,7 @@ def test_cold_memory_file_and_restarted(
     node = make_node(memory="512MiB", file="1GiB")
     reference = make_reference(smollm2)
     engine = make_engine(node, model=smollm2).wait_ready()
-    hit = 1500 // kit.BLOCK * kit.BLOCK
+    hit = 1400 // kit.BLOCK * kit.BLOCK
 
     def ask(question, name):
         answer = reference.check(engine.ask(question, 32), question, 32)
