@@ -31,7 +31,8 @@ from headstart.engines.vllm.options import Options
 from headstart.engines.vllm.scheduler import SchedulerSide
 from headstart.engines.vllm.step import WorkerMeta
 from headstart.keys import BlockLayout, Namespace
-from headstart.node.client import ArenaMapping, NodeClient
+from headstart.node.client import NodeClient
+from headstart.node.mapping import ArenaMapping
 
 BLOCK_SIZE, BLOCK_NBYTES, TOKENS, STEP = 128, 64 << 10, 7000, 2048
 POLL_S = 0.0015
@@ -168,7 +169,7 @@ def make_side(socket: Path) -> tuple[SchedulerSide, ArenaMapping]:
     )
     namespace = Namespace(model="hooks", weights="none", layout=layout)
     side = SchedulerSide(
-        NodeClient(socket, [mapping.token]),
+        NodeClient(socket, [mapping.token], is_buffered=True),
         lambda epoch, adapter: namespace,
         block_size=BLOCK_SIZE,
         block_nbytes=BLOCK_NBYTES,

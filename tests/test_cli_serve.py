@@ -19,7 +19,6 @@ def test_the_arguments_are_complete(tmp_path):
     assert "sha256_cbor" in words
     settings = transfer(words)
     assert settings["kv_connector"] == "HeadstartConnector"
-    assert settings["kv_load_failure_policy"] == "recompute"
     assert settings["kv_connector_extra_config"] == {
         "node": "auto",
         "config": str(tmp_path / "h.toml"),

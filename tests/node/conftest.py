@@ -17,7 +17,8 @@ import pytest
 
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import protocol
-from headstart.node.client import ArenaMapping, ClientLimits, NodeClient, command
+from headstart.node.client import ClientLimits, NodeClient, command
+from headstart.node.mapping import ArenaMapping
 from headstart.node.server import Server, listening
 from headstart.node.services import Services
 from headstart.store import PrefixStore

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from headstart.keys import Namespace, keys_from_hashes
-from headstart.node.client import ArenaMapping, ClientLimits, NodeClient
+from headstart.node.client import ClientLimits, NodeClient
+from headstart.node.mapping import ArenaMapping
 
 
 class Worker:

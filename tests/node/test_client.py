@@ -15,7 +15,8 @@ import pytest
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import protocol
 from headstart.node.board import create_board
-from headstart.node.client import ArenaMapping, ClientLimits, NodeClient, command
+from headstart.node.client import ClientLimits, NodeClient, command
+from headstart.node.mapping import ArenaMapping
 
 SOON = 20.0
 MARGIN_S = 5.0

@@ -18,8 +18,9 @@ from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import launch, protocol
-from headstart.node.client import ArenaMapping, ClientLimits, NodeClient, command
+from headstart.node.client import ClientLimits, NodeClient, command
 from headstart.node.launch import ensure_node, is_running
+from headstart.node.mapping import ArenaMapping
 
 SOON = 20.0
 MARGIN_S = 5.0

@@ -401,7 +401,7 @@ def test_a_bug_costs_one_connection(monkeypatch, world, connect, bystander, capl
 # ------------------------------------------------------------------------------------- the commands
 
 
-def test_commands_need_no_session(world, connect):
+def test_commands_need_no_session(world, connect, soon):
     world.put("ab")
     with connect() as sock:
         state = asked(sock, protocol.Status()).fields
@@ -415,7 +415,26 @@ def test_commands_need_no_session(world, connect):
         assert asked(sock, protocol.Stop(3.5)) == protocol.Done(
             "the node writes what is queued and ends"
         )
-    assert world.stops == [3.5]
+    soon(lambda: world.stops == [3.5])
+
+
+def test_a_node_is_stopped_after_its_answer_or_without(world, connect, monkeypatch, soon):
+    answered = []
+    send = server._Connection._send
+
+    def slow_send(connection, reply, fd=None):
+        assert world.stops == [], "the end would close the connection"
+        answered.append(reply)
+        send(connection, reply, fd)
+
+    monkeypatch.setattr(server._Connection, "_send", slow_send)
+    with connect() as sock:
+        assert isinstance(asked(sock, protocol.Stop(1.0)), protocol.Done)
+    soon(lambda: world.stops == [1.0])
+    monkeypatch.setattr(server._Connection, "_send", lambda *args: 1 / 0)
+    with connect() as sock:
+        assert asked(sock, protocol.Stop(2.0)) is None
+    soon(lambda: world.stops == [1.0, 2.0])
 
 
 def test_one_verification_at_a_time(world, connect, soon):

@@ -7,9 +7,7 @@ one short wait and not one a request.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 import os
 import secrets
 import socket
@@ -27,7 +25,6 @@ from headstart.types import KeyChain
 
 _log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
-_MAP_POPULATE = 0x8000  # mman.h: page tables now, not a fault at each page's first use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +47,14 @@ class NodeClient:
         workers: Sequence[bytes],
         *,
         limits: ClientLimits | None = None,
+        is_buffered: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects with the first question. `workers` are tokens of `ArenaMapping`s, by rank."""
+        """Connects with the first question. `workers` are tokens of `ArenaMapping`s, by rank.
+
+        `is_buffered`: what has no answer is sent with the next question, or by `flush()`.
+        """
+        self._is_buffered, self._outbox = is_buffered, b""
         self._path, self._workers = path, tuple(workers)
         self._limits, self._clock = limits or ClientLimits(), clock
         self._token = secrets.token_bytes(protocol.TOKEN_NBYTES)
@@ -136,8 +138,20 @@ class NodeClient:
         """Whether the node is there; connects if it is time to try."""
         return self._sock is not None or self._connect()
 
+    def flush(self) -> None:
+        """Send what has no answer and was not sent yet."""
+        if self._sock is None or not self._outbox:
+            return
+        try:
+            self._sock.settimeout(self._limits.ask_s)
+            self._sock.sendall(self._take_outbox())
+        except OSError as error:
+            self._fail(error)
+
     def close(self) -> None:
         """End the session. Slots that workers hold stay theirs until they are gone."""
+        self.flush()
+        self._outbox = b""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -220,7 +234,7 @@ class NodeClient:
         try:
             deadline = time.monotonic() + timeout_s
             self._sock.settimeout(timeout_s)
-            self._sock.sendall(protocol.pack(message))
+            self._sock.sendall(self._take_outbox() + protocol.pack(message))
             reply = protocol.receive_reply(self._sock, deadline)
             if not isinstance(reply, (wanted, protocol.Failed)):
                 raise protocol.ProtocolError(f"{type(reply).__name__} is no answer")
@@ -237,19 +251,21 @@ class NodeClient:
         return None
 
     def _tell(self, message: protocol.Request) -> None:
-        if self._sock is None:
-            return
-        try:
-            self._sock.settimeout(self._limits.ask_s)
-            self._sock.sendall(protocol.pack(message))
-        except (OSError, HeadstartError) as error:
-            self._fail(error)
+        if self._sock is not None:
+            self._outbox += protocol.pack(message)
+            if not self._is_buffered:
+                self.flush()
+
+    def _take_outbox(self) -> bytes:
+        taken, self._outbox = self._outbox, b""
+        return taken
 
     def _fail(self, error: Exception) -> None:
         """Give the connection up: an answer that comes late would be taken for another's."""
         if self._sock is not None or not self.num_failures:
             _log.warning("the node at %s does not answer (%s); going on without", self._path, error)
         self.num_failures += 1
+        self._outbox = b""  # the other end forgets what it was about
         self.close()
         self._down_until = self._clock() + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._limits.max_retry_s)
@@ -312,86 +328,6 @@ class Promise:
         if self.ticket is not None:
             self._client._release(self.ticket, self._word, self._board)
             self.ticket = None
-
-
-class ArenaMapping:
-    """A worker's view of a node's arena, and the open connection by which the node knows of it."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        timeout_s: float = 1.0,
-        retry_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Maps nothing yet: `attach` and `follow` do; after a failure not again for `retry_s`."""
-        self.token = secrets.token_bytes(protocol.TOKEN_NBYTES)
-        self.boot = b""
-        self._sock: socket.socket | None = None
-        self._map: mmap.mmap | None = None
-        self._path, self._timeout_s = path, timeout_s
-        self._retry_s, self._clock, self._not_before = retry_s, clock, float("-inf")
-
-    @property
-    def memory(self) -> memoryview:
-        """All of the arena, writable; empty when none is mapped."""
-        return memoryview(b"" if self._map is None else self._map)
-
-    def follow(self, boot: bytes) -> bool:
-        """Map the arena of the node's run `boot`, if it is not; whether it is mapped now."""
-        if not boot:
-            return False
-        return boot == self.boot or (self.attach() and boot == self.boot)
-
-    def attach(self) -> bool:
-        """Map the node's arena, as it is now. An earlier one's memory goes with its last view."""
-        if self._clock() < self._not_before:
-            return False
-        try:
-            now, sock, mapped = self._attach(self._path, self.token, self._timeout_s)
-        except (OSError, EOFError, ValueError, HeadstartError) as error:
-            _log.warning("the memory of the node at %s cannot be mapped: %s", self._path, error)
-            self._not_before = self._clock() + self._retry_s
-            return False
-        self.close()
-        self.boot, self._sock, self._map = now, sock, mapped
-        return True
-
-    def close(self) -> None:
-        """Give the mapping up. Views must be gone before, or the node is told too early."""
-        if self._map is not None:
-            with contextlib.suppress(BufferError):
-                self._map.close()
-        if self._sock is not None:
-            self._sock.close()
-        self.boot, self._sock, self._map = b"", None, None
-
-    @staticmethod
-    def _attach(
-        path: Path, token: bytes, timeout_s: float
-    ) -> tuple[bytes, socket.socket, mmap.mmap]:
-        fds: list[int] = []
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(timeout_s)
-            sock.connect(os.fspath(path))
-            attach = protocol.pack(protocol.Attach(token))
-            sock.sendall(attach)
-            deadline = time.monotonic() + timeout_s
-            welcome = protocol.unpack_reply(protocol.receive(sock, deadline, fds))
-            if not isinstance(welcome, protocol.Welcome) or len(fds) != 1:
-                raise protocol.ProtocolError("the node gave no memory")
-            flags = mmap.MAP_SHARED | _MAP_POPULATE
-            mapped = mmap.mmap(fds[0], welcome.nbytes, flags=flags)
-            sock.sendall(attach)  # mapped: from now on it may be used
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return welcome.boot, sock, mapped
 
 
 def command(path: Path, message: protocol.Request, timeout_s: float) -> protocol.Reply:

@@ -206,10 +206,12 @@ class _Connection:
                 self._hello(request)
                 continue
             reply = self._answer(request)
-            if reply is not None:
-                self._send(reply)
-            if isinstance(request, protocol.Stop):  # answered first: the end closes connections
-                self._stop(request.timeout_s)
+            try:
+                if reply is not None:
+                    self._send(reply)
+            finally:
+                if isinstance(request, protocol.Stop):  # answered first: the end closes connections
+                    self._stop(request.timeout_s)
 
     def close(self) -> None:
         """The client is gone."""

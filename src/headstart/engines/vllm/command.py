@@ -55,7 +55,6 @@ def headstart_arguments(
     transfer = {
         "kv_connector": "HeadstartConnector",
         "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
     }
     added = [_TRANSFER_FLAG, json.dumps(transfer, separators=(",", ":"))]

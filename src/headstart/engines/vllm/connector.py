@@ -31,7 +31,8 @@ from headstart.engines.vllm.supported import check_supported
 from headstart.engines.vllm.weights import adapter_fingerprint
 from headstart.engines.vllm.worker import WorkerSide
 from headstart.keys import Namespace
-from headstart.node.client import ArenaMapping, NodeClient
+from headstart.node.client import NodeClient
+from headstart.node.mapping import ArenaMapping
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +159,7 @@ class HeadstartConnector(KVConnectorBase_V1):
             logger.error("Headstart is off: %d workers of %d", len(workers), self._shape.world_size)
             return
         self._scheduler = SchedulerSide(
-            NodeClient(self._options.node_path(), workers),
+            NodeClient(self._options.node_path(), workers, is_buffered=True),
             self._identify,
             block_size=self._shape.block_size,
             block_nbytes=self._shape.block_nbytes,

@@ -62,7 +62,6 @@ class _Record:
     """Tokens that the engine's own cache had when the claim was made."""
     is_shipped: bool = False
     """Whether workers have, or will have, the claim's addresses."""
-    is_finished: bool = False
     num_preemptions: int = 0
     polled_at: float | None = None
     moved_at: float = 0.0
@@ -134,9 +133,9 @@ class SchedulerSide:
         record = self._records.pop(request_id, None)
         if record is None:
             return None
-        record.is_finished = True
         if not record.is_shipped:
             self._drop(record)
+        self._flush_if_idle()
         return {"headstart": record.told}
 
     def reset_cache(self) -> None:
@@ -227,6 +226,7 @@ class SchedulerSide:
             if record.claimed is not None and not record.is_shipped:
                 self._unclaim(record)
         self._store(self._meta, output)
+        self._client.flush()
         return self.loads()
 
     def loads(self) -> StepMeta:
@@ -246,6 +246,12 @@ class SchedulerSide:
                 failed = ticket in self._failed
                 self._failed.discard(ticket)
                 self._settle(ticket, failed=failed)
+        self._flush_if_idle()
+
+    def _flush_if_idle(self) -> None:
+        """Send what the node should know: with no request there may be no next step."""
+        if not self._records:
+            self._client.flush()
 
     def _settle(self, ticket: int, *, failed: bool) -> None:
         """No worker holds addresses of a ticket any more."""

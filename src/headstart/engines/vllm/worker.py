@@ -18,7 +18,7 @@ import torch
 from headstart.engines.vllm.copier import Copier
 from headstart.engines.vllm.stats import Sums
 from headstart.engines.vllm.step import Copy, StepMeta, WorkerMeta
-from headstart.node.client import ArenaMapping
+from headstart.node.mapping import ArenaMapping
 
 _log = logging.getLogger(__name__)
 
