@@ -85,7 +85,7 @@ bench: venv  ## measure the storage tiers against raw I/O; result in benchmarks/
 soak: venv venv-vllm  ## the long tests and every script of benchmarks/ (hours)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 	@mkdir -p benchmarks/results
-	$(VLLM_BIN)/python -m pytest -m 'vllm and soak' tests/engines/vllm $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=soak $(VLLM_BIN)/python -m pytest -m vllm -o timeout=0 tests/engines/vllm $(PYTEST_ARGS)
 	@for script in $(wildcard benchmarks/*.py); do \
 	    echo "$$script"; \
 	    case $$script in benchmarks/vllm_*) python=$(VLLM_BIN)/python;; *) python=$(BIN)/python;; esac; \

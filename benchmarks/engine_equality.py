@@ -29,11 +29,12 @@ from typing import Any
 import torch
 
 from headstart.bench.environment import describe
-from headstart.config import Settings, cache_dir, open_store
+from headstart.config import cache_dir, open_store
 from headstart.demo.questions import document
 from headstart.engines.compare import Comparison, compare_tokens, tie_gap
 from headstart.engines.smollm2 import Dtype, load_model, prepare_model
 from headstart.engines.transformers import CachedModel, Generation
+from headstart.settings import Settings
 
 SCHEMA = "headstart.engine_equality/1"
 NEW_TOKENS = 16

@@ -29,6 +29,7 @@ from typing import Any
 from headstart.bench.environment import describe
 from headstart.engines.vllm.options import Options
 from headstart.engines.vllm.scheduler import SchedulerSide
+from headstart.engines.vllm.shape import BlockShape
 from headstart.engines.vllm.step import WorkerMeta
 from headstart.keys import BlockLayout, Namespace
 from headstart.node.client import NodeClient
@@ -171,9 +172,12 @@ def make_side(socket: Path) -> tuple[SchedulerSide, ArenaMapping]:
     side = SchedulerSide(
         NodeClient(socket, [mapping.token], is_buffered=True),
         lambda epoch, adapter: namespace,
-        block_size=BLOCK_SIZE,
-        block_nbytes=BLOCK_NBYTES,
-        world_size=1,
+        shape=BlockShape(
+            block_size=BLOCK_SIZE,
+            shard_nbytes=BLOCK_NBYTES,
+            shard_stride=BLOCK_NBYTES,
+            world_size=1,
+        ),
         options=Options(),
     )
     return side, mapping

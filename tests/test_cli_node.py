@@ -13,33 +13,17 @@ import pytest
 
 from headstart.cli import node as cli
 from headstart.cli.main import main
-from headstart.config import Settings, open_store
+from headstart.config import open_store
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import protocol
-from headstart.node.client import ClientLimits, NodeClient, command
+from headstart.node.client import NodeClient, command
+from headstart.settings import Settings
+from node_process import PATIENT, SOON, write_settings
 
-SOON = 20.0
 BLOCK = 64 << 10
 LAYOUT = BlockLayout(block_size=16, axes="byte", shape=(BLOCK,), dtype="uint8")
 NAMESPACE = Namespace(model="cli", weights="none", layout=LAYOUT)
 CHAIN = keys_from_hashes(NAMESPACE, [b"a", b"b", b"c"])
-SETTINGS = """
-[memory]
-capacity = "16MiB"
-huge_pages = "off"
-
-[[tiers]]
-kind = "file"
-root = "{folder}/file"
-capacity = "64MiB"
-durable = false
-inflight_nbytes = "4MiB"
-threads = 4
-
-[node]
-socket = "{folder}/node.sock"
-metrics_port = 0
-"""
 
 
 @pytest.fixture
@@ -57,9 +41,7 @@ def run(capsys):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "node.toml"
-    path.write_text(SETTINGS.format(folder=tmp_path))
-    return path
+    return write_settings(tmp_path)
 
 
 @pytest.fixture
@@ -92,7 +74,7 @@ def started(run, config, path):
 
 def store(path):
     """Three blocks, stored by an engine that holds nothing afterwards."""
-    client = NodeClient(path, (), limits=ClientLimits(ask_s=SOON, open_s=SOON))
+    client = NodeClient(path, (), limits=PATIENT)
     client.open_namespace(NAMESPACE)
     ticket, reserved = client.reserve(CHAIN)
     assert len(reserved.offsets) == 3

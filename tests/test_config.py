@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headstart.config import (
-    FileTierSettings,
-    MemorySettings,
-    Settings,
-    cache_dir,
-    inflight_nbytes,
-    load_settings,
-    open_store,
-)
+from headstart.config import cache_dir, inflight_nbytes, load_settings, open_store
 from headstart.errors import ConfigError, HeadstartError, RootLockedError, TierUnavailableError
 from headstart.keys import block_keys
+from headstart.settings import FileTierSettings, MemorySettings, Settings
 from headstart.testing import kit_namespace
 from headstart.tiers import FileTier, FileTierOptions
 from headstart.transfer import DEFAULT_INFLIGHT_NBYTES

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from headstart.index import Index, Slot
+from headstart.index import Index
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.policies import make_policy
+from headstart.slots import Slot
 from headstart.units import PAGE_NBYTES, align_up
 
 SLOTS_PER_SLAB = 4

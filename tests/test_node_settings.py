@@ -7,15 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from headstart.config import (
-    NodeSettings,
-    Settings,
-    load_settings,
-    node_environment,
-    node_settings,
-    node_socket,
-)
+from headstart.config import load_settings, node_environment, node_settings, node_socket
 from headstart.errors import ConfigError
+from headstart.settings import NodeSettings, Settings
 
 GIB = 1 << 30
 FULL = """

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headstart.config import Settings, load_settings, open_store
+    from headstart.config import load_settings, open_store
     from headstart.errors import (
         ClosedError,
         ConfigError,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from headstart.keys import BlockLayout, Namespace, block_keys, keys_from_hashes
     from headstart.lease import Lease, Reservation
+    from headstart.settings import Settings
     from headstart.store import Lookup, PrefixStore, StoreStats
     from headstart.types import BlockKey, KeyChain, Outcome, TierStats, VerifyReport
 
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "config": ("Settings", "load_settings", "open_store"),
+    "config": ("load_settings", "open_store"),
     "errors": (
         "ClosedError",
         "ConfigError",
@@ -67,6 +68,7 @@ _NAMES_BY_MODULE = {
     ),
     "keys": ("BlockLayout", "Namespace", "block_keys", "keys_from_hashes"),
     "lease": ("Lease", "Reservation"),
+    "settings": ("Settings",),
     "store": ("Lookup", "PrefixStore", "StoreStats"),
     "types": ("BlockKey", "KeyChain", "Outcome", "TierStats", "VerifyReport"),
 }

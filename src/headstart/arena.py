@@ -48,13 +48,13 @@ class Arena:
             raise ConfigError(f"arena size {nbytes} must be a positive multiple of {PAGE_NBYTES}")
         _refuse_beyond_memory(nbytes)
         self.nbytes = nbytes
-        self.fd = os.memfd_create("headstart-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = -1
         try:
-            os.posix_fallocate(self.fd, 0, nbytes)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            self.fd = sealed_memory("headstart-arena", nbytes)
             self._map = _map_aligned(self.fd, nbytes)
         except OSError as error:
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)
             raise ConfigError(
                 f"memory.capacity: cannot allocate {format_nbytes(nbytes)}: {error.strerror}; "
                 "set a smaller capacity"
@@ -79,6 +79,21 @@ class Arena:
         # A caller may still hold a view; then the mapping goes with the last of them.
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+def sealed_memory(name: str, nbytes: int) -> int:
+    """The descriptor of a new memfd, allocated in full and of this size for ever.
+
+    Raises OSError when there is not so much memory.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _map_aligned(fd: int, nbytes: int) -> mmap.mmap:

@@ -1,12 +1,4 @@
-"""Settings: one TOML file and `HEADSTART_*` variables, one frozen tree; and the composition root.
-
-    [memory]
-    capacity = "1GiB"
-
-    [[tiers]]
-    kind = "file"
-    root = "/nvme/headstart"
-    capacity = "100GiB"
+"""Where settings come from, one TOML file and `HEADSTART_*` variables; and the composition root.
 
 A variable names a setting by its path with double underscores, `HEADSTART_MEMORY__CAPACITY=2GiB`,
 `HEADSTART_TIERS__0__ROOT=/nvme`, and wins over the file. `HEADSTART_CONFIG` names the file and
@@ -24,129 +16,29 @@ import os
 import shutil
 import stat
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Any
 
 from headstart.arena import available_nbytes
 from headstart.errors import ConfigError
-from headstart.policies import make_policy
+from headstart.settings import (
+    FileTierSettings,
+    MemorySettings,
+    NodeSettings,
+    Settings,
+    read_toml,
+)
 from headstart.store import PrefixStore
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
 from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer, measure_inflight_nbytes
-from headstart.units import PAGE_NBYTES, parse_nbytes, parse_seconds
+from headstart.units import PAGE_NBYTES
 
 _log = logging.getLogger(__name__)
 _PREFIX = "HEADSTART_"
 _OTHER_VARIABLES = ("HEADSTART_CONFIG", "HEADSTART_CACHE_DIR")
 _CALIBRATION_NBYTES = 64 << 20
-
-Nbytes = Annotated[int, BeforeValidator(parse_nbytes), Field(ge=PAGE_NBYTES)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
-Policy = Annotated[str, BeforeValidator(lambda name: make_policy(name).name)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MemorySettings(_Strict):
-    """The memory tier: one arena, allocated in full at start."""
-
-    capacity: Nbytes = Field(default=1 << 30, description="Memory for blocks, allocated at start.")
-    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
-    huge_pages: Literal["auto", "off"] = Field(
-        default="auto", description="Huge pages where the kernel gives them: cheaper direct reads."
-    )
-    slab_nbytes: Nbytes | None = Field(
-        default=None,
-        description="Unit in which memory is given to block sizes; a block must fit it.",
-    )
-
-
-class FileTierSettings(_Strict):
-    """A tier on a local disk, or on a raw block device."""
-
-    kind: Literal["file"]
-    root: Path = Field(
-        description="Directory, created when its parent exists; one owner at a time."
-    )
-    capacity: Nbytes = Field(
-        description="Disk space, preallocated at the first start; a hard limit."
-    )
-    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
-    durable: bool = Field(
-        default=True, description="False allows a root that does not outlive the machine."
-    )
-    device: Path | None = Field(
-        default=None, description="Block device for the payload instead of files."
-    )
-    direct: Literal["auto", "off"] = Field(
-        default="auto", description="Direct I/O where possible, or never."
-    )
-    slab_nbytes: Nbytes | None = Field(
-        default=None,
-        description="Unit in which space is given to block sizes; a change empties the tier.",
-    )
-    inflight_nbytes: Nbytes | None = Field(
-        default=None,
-        description="Bytes in flight on the device; measured at the first start when not set.",
-    )
-    threads: int = Field(
-        default=24, ge=1, le=256, description="Threads that read and write blocks."
-    )
-    namespace_ttl: Seconds = Field(
-        default=30 * 86400.0,
-        description="Blocks of models not used for so long are given up at start.",
-    )
-
-
-class NodeSettings(_Strict):
-    """The process that holds the tiers for the engines of a machine."""
-
-    socket: Path | None = Field(
-        default=None, description="Control socket; by default one in the user's runtime folder."
-    )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Port of /metrics on 127.0.0.1; by default 9465, or a free one if it is taken.",
-    )
-    idle_exit: Seconds | None = Field(
-        default=None, description="End when no engine was connected for so long; by default never."
-    )
-    lease_ttl: Seconds = Field(
-        default=60.0, description="How long blocks stay pinned for a request that waits."
-    )
-
-
-class Settings(_Strict):
-    """Everything that can be set. `Settings()` is a memory tier of 1 GiB and nothing below it."""
-
-    memory: MemorySettings = Field(default_factory=MemorySettings)
-    tiers: tuple[FileTierSettings, ...] = Field(
-        default=(), description="Lower tiers, fastest first."
-    )
-    node: NodeSettings = Field(default_factory=NodeSettings)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "settings") -> Settings:
-        """Settings of a parsed file. Raises ConfigError that names every wrong path in it."""
-        try:
-            return cls.model_validate(mapping)
-        except ValidationError as error:
-            lines = [_explain(item) for item in error.errors(include_url=False)]
-            raise ConfigError(f"{source}: " + "\n".join(lines)) from error
-
-    @classmethod
-    def from_toml(cls, path: Path) -> Settings:
-        """Settings of a TOML file alone. Raises ConfigError."""
-        return cls.from_mapping(_read_toml(path), source=str(path))
 
 
 def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -157,7 +49,7 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     environ = os.environ if environ is None else environ
     if path is None and "HEADSTART_CONFIG" in environ:
         path = Path(environ["HEADSTART_CONFIG"])
-    tree = {} if path is None else _read_toml(path)
+    tree = {} if path is None else read_toml(path)
     used = []
     ours = [name for name in environ if name.startswith(_PREFIX)]
     # Shorter parts first, so that tier 10 comes after tier 2.
@@ -348,15 +240,6 @@ def inflight_nbytes(tier: FileTier, path: Path) -> int:
     return nbytes
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"settings file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
-
-
 def _set(tree: dict[str, Any], variable: str, value: str) -> None:
     """Put a variable's value at its path in the tree."""
     path = variable.removeprefix(_PREFIX).lower().split("__")
@@ -399,21 +282,3 @@ def _variables(tree: Mapping[str, Any]) -> list[str]:
     ]
     node = [f"{_PREFIX}NODE__{name.upper()}" for name in NodeSettings.model_fields]
     return [*_OTHER_VARIABLES, *memory, *node, *tiers]
-
-
-def _explain(item: Any) -> str:
-    """One line for one validation error: where, what, and the nearest valid name."""
-    path = [str(part) for part in item["loc"]]
-    where = ".".join(path)
-    if item["type"] == "extra_forbidden":
-        model: type[BaseModel] = Settings
-        if len(path) > 1:
-            tables: dict[str, type[BaseModel]] = {"memory": MemorySettings, "node": NodeSettings}
-            model = tables.get(path[0], FileTierSettings)
-        near = difflib.get_close_matches(path[-1], model.model_fields, n=1, cutoff=0.0)
-        allowed = ", ".join(model.model_fields)
-        return f"{where} is unknown; did you mean {near[0]!r}? allowed: {allowed}"
-    if item["type"] == "missing":
-        return f"{where} is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}"

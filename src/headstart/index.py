@@ -22,7 +22,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,18 +30,11 @@ from headstart.keytable import KeyTable
 from headstart.policies import EvictionPolicy
 from headstart.room import Room
 from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
-from headstart.slots import SlabPool
+from headstart.slots import SlabPool, Slot
 from headstart.types import BlockKey
 
 _SLICE_ROWS = 4096
 _BOOT_BITS = 32  # generation = random number of this start << 32 | counter
-
-
-class Slot(NamedTuple):
-    """A reserved place: its byte offset in the tier and the generation to write there."""
-
-    offset: int
-    generation: int
 
 
 @dataclass(slots=True)
@@ -253,10 +245,7 @@ class Index:
     def usage(self) -> dict[int, int]:
         """Bytes of blocks held, by number of namespace. Visits every row."""
         with self._lock:
-            live = self._live_rows()
-            numbers = self.rows.column("namespace")[live].astype(np.int64)
-            nbytes = np.bincount(numbers, self.rows.column("block_nbytes")[live])
-        return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
+            return self.rows.usage(self._live_rows())
 
     def take_log(self) -> bytes:
         """Records (dtype RECORD) of all changes since the last call, in order; empties the log."""

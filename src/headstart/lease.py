@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headstart.errors import ClosedError
-from headstart.index import Slot
+from headstart.slots import Slot
 from headstart.tiers.memory import MemoryTier
 from headstart.types import KeyChain, Outcome
 

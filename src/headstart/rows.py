@@ -87,6 +87,12 @@ class Rows:
         """A column as an array, up to the highest row ever used."""
         return self._arrays[name][: self._num_rows]
 
+    def usage(self, live: np.ndarray) -> dict[int, int]:
+        """Bytes of the blocks in rows `live`, by number of namespace."""
+        numbers = self.column("namespace")[live].astype(np.int64)
+        nbytes = np.bincount(numbers, self.column("block_nbytes")[live])
+        return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
+
     def take(self) -> int:
         """A free row, zeroed but for what its next user must set. Grows the columns when full."""
         self.num_used += 1

@@ -12,6 +12,7 @@ Pure bookkeeping, not thread-safe: `Index` holds the lock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,13 @@ def default_slab_nbytes(capacity_nbytes: int) -> int:
     wanted = min(max(capacity_nbytes // 16, 1 << 20), 1 << 30)
     wanted = align_up(max(wanted, capacity_nbytes // 256))
     return min(wanted, capacity_nbytes // PAGE_NBYTES * PAGE_NBYTES)
+
+
+class Slot(NamedTuple):
+    """A reserved place: its byte offset in the tier and the generation to write there."""
+
+    offset: int
+    generation: int
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headstart.config import Settings, open_store
+from headstart.config import open_store
+from headstart.settings import Settings
 
 # What these modules import on their first lines.
 _WITH_TORCH = [

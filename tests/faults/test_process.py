@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from headstart.config import Settings, open_store
+from headstart.config import open_store
 from headstart.errors import ClosedError, ConfigError, TierUnavailableError
 from headstart.keys import BlockLayout, Namespace, block_keys
+from headstart.settings import Settings
 from headstart.tiers import FileTier, FileTierOptions
 from headstart.types import KeyChain, Outcome
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
-from headstart.node import protocol
-from headstart.node.client import ClientLimits, NodeClient, command
+from headstart.node.client import NodeClient
 from headstart.node.mapping import ArenaMapping
 from headstart.node.server import Server, listening
 from headstart.node.services import Services
@@ -26,13 +25,11 @@ from headstart.testing import CountingTier, FaultyTier
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
 from headstart.transfer import Transfer
 from headstart.types import Outcome
+from node_process import PATIENT, SOON, NodeProcess, freeze, wait_for
 
-SOON = 20.0
 BLOCK = 64 << 10
 LAYOUT = BlockLayout(block_size=16, axes="byte", shape=(BLOCK,), dtype="uint8")
 NAMESPACE = Namespace(model="node", weights="none", layout=LAYOUT)
-PATIENT = ClientLimits(ask_s=SOON, open_s=SOON)
-"""For tests that are about something else than time."""
 
 
 def chain(path, namespace=NAMESPACE):
@@ -41,23 +38,6 @@ def chain(path, namespace=NAMESPACE):
 
 def content(key):
     return key * (BLOCK // len(key))
-
-
-def wait_for(condition, what="it"):
-    """Wait until a condition holds; fail when it does not come to pass. Its last value."""
-    deadline = time.monotonic() + SOON
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} never came to pass"
-        time.sleep(0.005)
-    return value
-
-
-def freeze(pid):
-    """Stop a process, and wait until each of its threads stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    threads = list(Path(f"/proc/{pid}/task").iterdir())
-    states = [thread / "stat" for thread in threads]
-    wait_for(lambda: all(s.read_text().rpartition(")")[2].split()[0] == "T" for s in states))
 
 
 class World:
@@ -292,77 +272,13 @@ def engines(world):
         engine.kill()
 
 
-SETTINGS = """
-[memory]
-capacity = "16MiB"
-huge_pages = "off"
-
-[[tiers]]
-kind = "file"
-root = "{folder}/file"
-capacity = "64MiB"
-durable = false
-inflight_nbytes = "4MiB"
-threads = 4
-
-[node]
-socket = "{folder}/node.sock"
-metrics_port = 0
-"""
-
-
-class Node:
-    """`headstart node run` as a process."""
-
-    def __init__(self, folder, *options):
-        self.folder, self.path, self.config = folder, folder / "node.sock", folder / "node.toml"
-        self.config.write_text(SETTINGS.format(folder=folder))
-        self._options = options
-        self.errors = ""
-        self.start()
-
-    def start(self):
-        words = ["node", "run", "--config", str(self.config), *self._options]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headstart", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-        self.ready = self._process.stdout.readline()
-        assert self.ready, self._process.communicate()[1]
-
-    def signal(self, number):
-        self._process.send_signal(number)
-
-    def freeze(self):
-        freeze(self.pid)
-
-    def wait(self):
-        """Its exit code, when it has ended."""
-        _, self.errors = self._process.communicate(timeout=SOON)
-        return self._process.returncode
-
-    def kill(self):
-        self.signal(signal.SIGKILL)
-        self.wait()
-
-    def status(self):
-        return command(self.path, protocol.Status(), SOON).fields
-
-    def close(self):
-        if self._process.returncode is None:
-            self.kill()
-
-
 @pytest.fixture
 def make_node(tmp_path):
     """Starts nodes as processes, all with the settings in `tmp_path / "node.toml"`."""
     nodes = []
 
     def make(*options):
-        nodes.append(Node(tmp_path, *options))
+        nodes.append(NodeProcess(tmp_path, *options))
         return nodes[-1]
 
     yield make

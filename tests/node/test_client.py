@@ -24,7 +24,7 @@ BLOCK = 64 << 10
 LAYOUT = BlockLayout(block_size=16, axes="byte", shape=(BLOCK,), dtype="uint8")
 NAMESPACE = Namespace(model="node", weights="none", layout=LAYOUT)
 LIMITS = ClientLimits(ask_s=0.2, open_s=0.3, retry_s=1.0, max_retry_s=4.0)
-WELCOME = protocol.Welcome(b"b" * 16, 0, attached=True)
+WELCOME = protocol.Welcome(b"b" * 16, 0)
 
 
 def chain(path, namespace=NAMESPACE):
@@ -110,7 +110,7 @@ def impatient(script, clock):
 
 
 def promoted(num_held=2, num_ready=2, pending=False):
-    return protocol.Promoted(num_held, num_ready, pending=pending, attached=True)
+    return protocol.Promoted(num_held, num_ready, pending=pending)
 
 
 def timed(function, *args):
@@ -132,7 +132,7 @@ def test_the_first_question_connects_and_opens_the_namespace_once(script, impati
 
 
 def test_the_same_node_knows_the_namespace_still_and_another_does_not(script, impatient, clock):
-    other = protocol.Welcome(b"c" * 16, 0, attached=True)
+    other = protocol.Welcome(b"c" * 16, 0)
     opened = protocol.Opened()
     script.answers = [WELCOME, opened, "close", WELCOME, "close", other, opened, promoted()]
     for seconds in (0, 10, 20):
@@ -145,7 +145,7 @@ def test_the_same_node_knows_the_namespace_still_and_another_does_not(script, im
 
 def test_coming_back_names_what_workers_hold(script, impatient, clock):
     reserved = protocol.Reserved(0, (0, BLOCK))
-    claimed = protocol.Claimed((0,), {"memory": 1}, 0.0, late=False)
+    claimed = protocol.Claimed((0,), {"memory": 1}, 0.0)
     script.answers = [WELCOME, protocol.Opened(), promoted(), claimed, promoted(), claimed]
     script.answers += [reserved, reserved, protocol.Reserved(0, ()), None, WELCOME]
     kept = impatient.promote(chain("ab"))

@@ -75,7 +75,7 @@ def _rows(settings: BaseModel, prefix: str) -> Iterator[tuple[str, str, str]]:
 
 def _text(value: object, hint: object) -> str:
     """A value as it may be written in the settings file, sizes and durations with their unit."""
-    from headstart.config import Nbytes, Seconds
+    from headstart.settings import Nbytes, Seconds
 
     if value is None or value == ():
         return "-"

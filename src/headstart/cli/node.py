@@ -16,8 +16,8 @@ from headstart.errors import ConfigError, HeadstartError
 from headstart.units import format_nbytes, format_seconds
 
 if TYPE_CHECKING:
-    from headstart.config import Settings
     from headstart.node.protocol import Reply, Request
+    from headstart.settings import Settings
 
 EXIT_FINDING = 1
 _VERIFY_S = 24 * 3600.0
@@ -38,15 +38,19 @@ Socket = Annotated[
     ),
 ]
 
+IdleExit = Annotated[
+    str | None,
+    typer.Option(
+        "--idle-exit", metavar="TIME", help="End when no engine was connected for so long: 10min."
+    ),
+]
+
 
 @app.command()
 def run(
     config: ConfigFile = None,
     socket: Socket = None,
-    idle_exit: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="End when no engine was connected for so long: 10min."),
-    ] = None,
+    idle_exit: IdleExit = None,
     verbose: Annotated[bool, typer.Option(help="Log what happens in detail.")] = False,
 ) -> None:
     """Run a node in the foreground, until Ctrl-C, SIGTERM or `headstart node stop`.
@@ -75,10 +79,7 @@ def run(
 def start(
     config: ConfigFile = None,
     socket: Socket = None,
-    idle_exit: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="End when no engine was connected for so long: 10min."),
-    ] = None,
+    idle_exit: IdleExit = None,
     json: JsonTarget = None,
 ) -> None:
     """Start a node in the background, if none runs, and print its socket."""

@@ -19,11 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from headstart.config import Settings, open_store
+from headstart.config import open_store
 from headstart.demo.device import device_reads, difference, drop_page_cache
 from headstart.demo.results import Answer, DeviceReads
 from headstart.demo.session import Session, SessionOptions
 from headstart.errors import HeadstartError
+from headstart.settings import Settings
 
 SILENCE_S = 300.0
 """A child that says nothing for so long is given up."""

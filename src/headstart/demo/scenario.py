@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.config import Settings, open_store
+from headstart.config import open_store
 from headstart.demo.device import machine_facts
 from headstart.demo.restart import run_in_new_process
 from headstart.demo.results import Answer, DemoResult, DeviceReads, Phase
 from headstart.demo.session import NUM_ANSWERS, Progress, Session, SessionOptions, describe
 from headstart.engines.compare import compare_tokens, tie_gap
 from headstart.errors import HeadstartError
+from headstart.settings import Settings
 
 if TYPE_CHECKING:
     from headstart.engines.transformers import CachedModel

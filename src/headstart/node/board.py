@@ -12,16 +12,13 @@ those, counts up while the node is alive.
 from __future__ import annotations
 
 import enum
-import fcntl
 import mmap
-import os
 
+from headstart.arena import sealed_memory
 from headstart.node.protocol import NUM_WORDS
 
 _NBYTES = (NUM_WORDS + 1) * 8
 _TICKET_MASK = (1 << 24) - 1
-_F_ADD_SEALS = 1033  # fcntl.h; not in every Python build's fcntl module
-_F_SEAL_SHRINK, _F_SEAL_GROW = 0x2, 0x4
 
 
 class Phase(enum.IntEnum):
@@ -62,7 +59,5 @@ class Board:
 
 def create_board() -> tuple[Board, int]:
     """A new board, all zero, and its descriptor, which is the caller's to send and to close."""
-    fd = os.memfd_create("headstart-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, _NBYTES)
-    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    fd = sealed_memory("headstart-board", _NBYTES)
     return Board(fd), fd

@@ -93,15 +93,9 @@ class NodeClient:
             return None
         if not reply.pending and not reply.num_ready:
             self._free_words.append(word)
-            return Promise(self, None, 0, reply.num_held, reply.num_ready, attached=reply.attached)
-        return Promise(
-            self,
-            ticket,
-            word,
-            reply.num_held,
-            None if reply.pending else reply.num_ready,
-            attached=reply.attached,
-        )
+            return Promise(self, None, 0, reply.num_held, reply.num_ready)
+        num_ready = None if reply.pending else reply.num_ready
+        return Promise(self, ticket, word, reply.num_held, num_ready)
 
     def reserve(self, chain: KeyChain) -> tuple[int, protocol.Reserved] | None:
         """Slots for new blocks: a ticket, which is claimed if it has slots, and the answer."""
@@ -281,8 +275,6 @@ class Promise:
         word: int,
         num_held: int,
         num_ready: int | None,
-        *,
-        attached: bool,
     ) -> None:
         """`num_ready` None: still being read, told by the board's word `word`."""
         self._client, self._word = client, word
@@ -292,8 +284,6 @@ class Promise:
         self._num_ready = num_ready
         self.num_held = num_held
         """Blocks that some tier holds."""
-        self.attached = attached
-        """Whether every worker maps the arena."""
 
     def poll(self) -> tuple[bool, int]:
         """Whether it is over, and the blocks that are ready. Costs no message."""

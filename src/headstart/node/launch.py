@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from headstart.config import Settings, node_environment, node_socket
+from headstart.config import node_environment, node_socket
 from headstart.errors import ConfigError, HeadstartError
 from headstart.node import protocol
 from headstart.node.client import command
+from headstart.settings import Settings
 
 START_S = 60.0
 _POLL_S = 0.05

@@ -156,8 +156,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     boot: bytes
     """Random number of this run of the node: slots of another run mean nothing."""
     nbytes: int
-    attached: bool
-    """Whether every worker of the session has mapped this node's arena."""
+    """Length of the arena; 0 for a scheduler, which does not map it."""
 
 
 class Opened(_Message, frozen=True, tag="opened"):
@@ -170,17 +169,14 @@ class Promoted(_Message, frozen=True, tag="promoted"):
     num_held: int
     num_ready: int
     pending: bool
-    attached: bool
 
 
 class Claimed(_Message, frozen=True, tag="claimed"):
-    """Where the ready blocks lie in the arena; none when the ticket has expired."""
+    """Where the ready blocks lie in the arena; none when nothing is ready, or it has expired."""
 
     offsets: tuple[int, ...]
     by_tier: dict[str, int]
     read_s: float
-    late: bool
-    is_gone: bool = False
     attached: bool = True
     """False: some worker does not map the arena, so nothing was claimed."""
 

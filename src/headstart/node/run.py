@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headstart.config import Settings, node_socket, open_store
+from headstart.config import node_socket, open_store
 from headstart.node.http import HttpServer
 from headstart.node.server import Server, listening
 from headstart.node.services import Services
+from headstart.settings import Settings
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.2

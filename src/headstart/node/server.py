@@ -120,11 +120,9 @@ class Server:
             try:
                 sock, _ = self._server.accept()
             except OSError as error:
-                if (
-                    not self._closing.is_set()
-                ):  # out of descriptors or memory: some will be given back
+                if not self._closing.is_set():
                     _log.warning("no connection can be accepted: %s", error)
-                    time.sleep(_ACCEPT_AGAIN_S)
+                    time.sleep(_ACCEPT_AGAIN_S)  # descriptors or memory will be given back
                 continue
             if not self._admit(sock):
                 sock.close()
@@ -233,7 +231,7 @@ class _Connection:
         """Give a worker the arena, then wait for its end: it says nothing more."""
         _check_token(request.worker)
         arena = self._services.store.arena
-        welcome = protocol.Welcome(self._services.boot, arena.nbytes, attached=False)
+        welcome = protocol.Welcome(self._services.boot, arena.nbytes)
         self._send(welcome, arena.fd)
         # It says so again when it has mapped the arena, which can take a while.
         body = protocol.receive(self._sock, time.monotonic() + _MAP_S)
@@ -253,8 +251,7 @@ class _Connection:
         session, fd = self._sessions.open(request.session, request.workers, request.claims, self)
         self._session = session
         try:
-            attached = self._sessions.is_attached(session)
-            self._send(protocol.Welcome(self._services.boot, 0, attached=attached), fd)
+            self._send(protocol.Welcome(self._services.boot, 0), fd)
         finally:
             os.close(fd)
 

@@ -42,6 +42,7 @@ from headstart.types import BlockKey, KeyChain, NamespaceId
 _log = logging.getLogger(__name__)
 MAX_TICKETS = 65536
 _CUT_S = 0.1
+_NOTHING = Claimed((), {}, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,19 +134,16 @@ class Sessions:
         with self._lock:
             return all(worker in self._workers for worker in session.workers)
 
-    # -- leases
-
-    # `connection` is the one that asks: what an abandoned one still asks for is given to nobody.
+    # -- leases; `connection` is the one that asks: an abandoned one is given nothing
 
     def promote(
         self, session: Session, connection: object, asked: Promote, chain: KeyChain
     ) -> Promoted:
         """Look up `chain` and start to promote what is held of it."""
         num_held = self._store.lookup(chain).num_blocks
-        attached = self.is_attached(session)
         full = len(session.leases) >= MAX_TICKETS or not 0 <= asked.word < NUM_WORDS
         if not num_held or full or asked.ticket in session.leases:
-            return Promoted(num_held, 0, pending=False, attached=attached)
+            return Promoted(num_held, 0, pending=False)
         board = session.board
 
         def tell(phase: Phase, ready_blocks: int) -> None:
@@ -159,25 +157,25 @@ class Sessions:
             is_asked = session.connection is connection and asked.ticket not in session.leases
             if is_asked and (num_ready or not is_over):
                 session.leases[asked.ticket] = _LeaseTicket(promotion, self._expiry())
-                return Promoted(num_held, num_ready, pending=not is_over, attached=attached)
+                return Promoted(num_held, num_ready, pending=not is_over)
         self._promotions.end(promotion)  # nobody knows of it, so nobody would
-        return Promoted(num_held, 0, pending=False, attached=attached)
+        return Promoted(num_held, 0, pending=False)
 
     def claim(self, session: Session, connection: object, ticket: int) -> Claimed:
         """What is ready of a ticket, now claimed; a read that goes on is cut short."""
         with self._lock:
             held = session.leases.get(ticket)
             if held is None or session.connection is not connection:
-                return Claimed((), {}, 0.0, late=False, is_gone=True)
+                return _NOTHING
             if not self.is_attached(session):
-                return Claimed((), {}, 0.0, late=False, attached=False)
+                return Claimed((), {}, 0.0, attached=False)
             held.is_claimed = True
         lease = self._promotions.cut(held.promotion, _CUT_S)
         offsets = () if lease is None else tuple(lease.offsets)
         if lease is None or not offsets:
             self._end_leases(session, [ticket])
-            return Claimed((), {}, 0.0, late=lease is None)
-        return Claimed(offsets, dict(lease.by_tier), lease.read_s, late=lease.late)
+            return _NOTHING
+        return Claimed(offsets, dict(lease.by_tier), lease.read_s)
 
     # -- reservations
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headstart.blockfile import HEADER_NBYTES, Damage, encode_header, inspect_block, slot_nbytes
-from headstart.index import Slot
+from headstart.slots import Slot
 from headstart.types import KeyChain, Outcome
 from headstart.units import align_up
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from headstart.arena import Arena
 from headstart.errors import ClosedError, ConfigError
-from headstart.index import Index, Slot
+from headstart.index import Index
 from headstart.keys import Namespace
 from headstart.policies import make_policy
-from headstart.slots import default_slab_nbytes
+from headstart.slots import Slot, default_slab_nbytes
 from headstart.tiers.base import Batch, Progress
 from headstart.tiers.counters import Counters
 from headstart.tiers.filebatch import check_memory

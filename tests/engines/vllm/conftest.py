@@ -8,37 +8,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from headstart.node import protocol
-from headstart.node.client import ClientLimits, command
 from headstart.node.server import Server, listening
 from headstart.node.services import Services
 from headstart.store import PrefixStore
 from headstart.testing import FaultyTier
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
 from headstart.transfer import Transfer
+from node_process import PATIENT, SOON, NodeProcess, wait_for
+from vllm_cases import tokens
 
-SOON = 20.0
 SLOT = 16 << 10
-PATIENT = ClientLimits(ask_s=SOON, open_s=SOON)
-"""For tests that are about something else than time."""
-
-
-def wait_for(condition, what="it"):
-    """Wait until a condition holds; fail when it does not come to pass. Its last value."""
-    deadline = time.monotonic() + SOON
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} never came to pass"
-        time.sleep(0.005)
-    return value
 
 
 class LocalNode:
@@ -106,71 +90,12 @@ def _is_quiet(gauges):
     return not any(gauges[name] for name in names)
 
 
-SETTINGS = """
-[memory]
-capacity = "8MiB"
-huge_pages = "off"
-
-[[tiers]]
-kind = "file"
-root = "{folder}/file"
-capacity = "64MiB"
-durable = false
-inflight_nbytes = "4MiB"
-threads = 4
-
-[node]
-socket = "{folder}/node.sock"
-metrics_port = 0
-"""
-
-
-class ProcessNode:
-    """`headstart node run` as a process."""
-
-    def __init__(self, folder):
-        self.path, self._config = folder / "node.sock", folder / "node.toml"
-        self._config.write_text(SETTINGS.format(folder=folder))
-        self._process = None
-        self.start()
-
-    def start(self):
-        command_line = [sys.executable, "-m", "headstart", "node", "run", "--config", self._config]
-        self._process = subprocess.Popen(
-            command_line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout.readline()
-
-    def kill(self):
-        """As the kernel does when memory is short."""
-        self._end(signal.SIGKILL)
-
-    def stop(self):
-        """End it as an operator does; what is queued is written."""
-        self._end(signal.SIGTERM)
-
-    def freeze(self):
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def thaw(self):
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def gauges(self):
-        return command(self.path, protocol.Status(), SOON).fields["gauges"]
+class ProcessNode(NodeProcess):
+    """A node of its own process."""
 
     def settled(self):
+        """Nobody holds anything."""
         wait_for(lambda: _is_quiet(self.gauges()), f"an end of {self.gauges()}")
-
-    def _end(self, number):
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.communicate(timeout=SOON)
-            self._process = None
-
-    def close(self):
-        if self._process is not None:
-            self.thaw()
-            self.kill()
 
 
 @pytest.fixture
@@ -198,7 +123,7 @@ def node(make_node):
 @pytest.fixture
 def process_node(tmp_path):
     """A node of its own process."""
-    node = ProcessNode(tmp_path)
+    node = ProcessNode(tmp_path, memory="8MiB")
     yield node
     node.close()
 
@@ -248,3 +173,20 @@ def make_engine(harness, tiny_folder, monkeypatch):
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture
+def fresh(node, make_engine):
+    """Starts an engine whose own cache is empty."""
+    return lambda **options: make_engine(node.path, **options)
+
+
+@pytest.fixture
+def filled(node, fresh):
+    """Fills the node with a prompt of 100 tokens, 6 blocks and some; the prompt."""
+    engine, prompt = fresh(), tokens(100)
+    told = engine.ask("fill", prompt)
+    assert (told["outcome"], told["stored_blocks"]) == ("miss", 6)
+    engine.settle()
+    node.settled()
+    return prompt

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+
+from vllm_cases import BLOCK, tokens
 
 pytest.importorskip("vllm")
 
 # The warnings of vLLM's own imports are not ours to mend.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
-
-BLOCK = 16
-
-
-def tokens(count, seed=0):
-    """A random prompt; of equal seeds one is the start of the other."""
-    return random.Random(f"prompt {seed}").choices(range(1, 61), k=count)
-
-
-@pytest.fixture
-def fresh(node, make_engine):
-    """Starts an engine whose own cache is empty."""
-    return lambda **options: make_engine(node.path, **options)
-
-
-@pytest.fixture
-def filled(node, fresh):
-    """Fills the node with a prompt of 100 tokens, 6 blocks and some; the prompt."""
-    prompt = tokens(100)
-    engine = fresh()
-    told = engine.ask("fill", prompt)
-    assert (told["outcome"], told["stored_blocks"]) == ("miss", 6)
-    engine.settle()
-    node.settled()
-    return prompt
 
 
 def test_wrong_bytes_are_seen(node, filled, fresh):

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import random
 
 import pytest
 
 from headstart.node import protocol
 from headstart.node.client import ClientLimits
+from vllm_cases import ASYNC, SYNC, tokens
 
 pytest.importorskip("vllm")
 
 # The warnings of vLLM's own imports are not ours to mend.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-BLOCK = 16
-SYNC = {}
-ASYNC = {"async_load_nbytes": 4096, "step_nbytes": 8192}
-"""One block a step."""
 BRIEF = ClientLimits(ask_s=0.3, open_s=0.5, retry_s=0.02, max_retry_s=0.05)
-
-
-def tokens(count, seed=0):
-    """A random prompt; of equal seeds one is the start of the other."""
-    return random.Random(f"prompt {seed}").choices(range(1, 61), k=count)
-
-
-@pytest.fixture
-def fresh(node, make_engine):
-    """Starts an engine whose own cache is empty."""
-    return lambda **options: make_engine(node.path, **options)
-
-
-@pytest.fixture
-def filled(node, fresh):
-    """Fills the node with a prompt of 100 tokens, 6 blocks and some; the prompt."""
-    engine, prompt = fresh(), tokens(100)
-    engine.ask("fill", prompt)
-    engine.settle()
-    node.settled()
-    return prompt
 
 
 class Failing:
@@ -57,6 +35,10 @@ class Failing:
             self.num_raised += 1
             raise self._error("injected")
         return self._inner(*args, **kwargs)
+
+    def __get__(self, instance, owner):
+        """On a class it is a method, like the one that it replaces."""
+        return self if instance is None else functools.partial(self, instance)
 
     def stop(self):
         setattr(self._owner, self._name, self._inner)
@@ -320,19 +302,25 @@ def test_a_medium_that_fails_or_stalls(node, filled, fresh, extra):
 
 SCHEDULER_HOOKS = [
     "on_new_request", "num_matched", "admitted", "sources", "step", "workers_told",
-    "request_finished", "_store", "_reserve", "_promote", "_claim", "_tell_load", "_settle",
-    "_drop",
+    "request_finished", "_store", "_reserve", "_promote", "_claim", "_settle",
 ]  # fmt: skip
+RECORD_HOOKS = ["chain", "drop", "extend", "see", "tell_load", "tokens"]
 WORKER_HOOKS = ["load", "store", "take_received", "take_lost_blocks", "take_meta", "_copy"]
 
 
 @pytest.mark.parametrize("extra", [SYNC, ASYNC])
-@pytest.mark.parametrize("hook", [*SCHEDULER_HOOKS, *WORKER_HOOKS])
-def test_an_error_in_a_hook_is_a_miss(node, filled, fresh, hook, extra):
+@pytest.mark.parametrize("hook", [*SCHEDULER_HOOKS, *RECORD_HOOKS, *WORKER_HOOKS])
+def test_an_error_in_a_hook_is_a_miss(node, filled, fresh, hook, extra, monkeypatch):
     for failing_call in (0, 1, 4):
         engine = fresh(extra=extra, blocks=32, max_num_batched_tokens=64)
-        side = engine.side if hook in SCHEDULER_HOOKS else engine.workers[0].connector._worker
-        failing = Failing(side, hook, lambda n, failing_call=failing_call: n == failing_call)
+        if hook in SCHEDULER_HOOKS:
+            owner = engine.side
+        elif hook in RECORD_HOOKS:
+            owner = importlib.import_module("headstart.engines.vllm.record").Record
+            monkeypatch.setattr(owner, hook, getattr(owner, hook))  # put back whatever happens
+        else:
+            owner = engine.workers[0].connector._worker
+        failing = Failing(owner, hook, lambda n, failing_call=failing_call: n == failing_call)
         for n in range(3):
             engine.add(f"{n}", filled + tokens(30, seed=n), 4)
         engine.step()

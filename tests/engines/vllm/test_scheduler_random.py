@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import shutil
 
 import pytest
@@ -20,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from headstart.node.client import ClientLimits
+from vllm_cases import tokens
 
 pytest.importorskip("vllm")
 
@@ -28,11 +28,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 LIMITS = ClientLimits(ask_s=20.0, open_s=20.0, retry_s=0.01, max_retry_s=0.02)
 LENGTHS = st.sampled_from([1, 15, 16, 17, 31, 32, 48, 63, 64, 65, 96, 100])
-
-
-def tokens(count, seed=0):
-    """A random prompt; of equal seeds one is the start of the other."""
-    return random.Random(f"prompt {seed}").choices(range(1, 61), k=count)
 
 
 class Machine(RuleBasedStateMachine):

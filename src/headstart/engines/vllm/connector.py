@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -161,9 +162,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         self._scheduler = SchedulerSide(
             NodeClient(self._options.node_path(), workers, is_buffered=True),
             self._identify,
-            block_size=self._shape.block_size,
-            block_nbytes=self._shape.block_nbytes,
-            world_size=self._shape.world_size,
+            shape=self._shape,
             options=self._options,
         )
 
@@ -286,7 +285,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         if lora_request is not None:
             # An adapter that cannot be read is told from any other one, in every process.
             fingerprint = adapter_fingerprint(Path(lora_request.lora_path))
-            adapter = fingerprint or f"unknown {self._scheduler_salt()}"
+            adapter = fingerprint or f"unknown {secrets.token_hex(16)}"
         found = identity.make_namespace(
             self._vllm_config, self._kv_cache_config, epoch=epoch, lora=adapter
         )
@@ -306,12 +305,6 @@ class HeadstartConnector(KVConnectorBase_V1):
             (table,) = manager.get_block_ids(request_id)
             good = next((n for n, block in enumerate(table) if block in lost), len(table))
             request.num_computed_tokens = min(request.num_computed_tokens, good * size)
-
-    @staticmethod
-    def _scheduler_salt() -> str:
-        import secrets
-
-        return secrets.token_hex(16)
 
     def _tell_operator(self) -> None:
         """Correct what would hurt, and say what should be set otherwise."""

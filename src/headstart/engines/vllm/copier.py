@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from headstart.errors import UnsupportedModelError
+from headstart.units import PAGE_NBYTES, align_up
 
 Blocks = Sequence[tuple[int, int]]
 """(block id in the KV cache, byte offset in the arena) of each block."""
@@ -101,8 +102,9 @@ def touch(caches: Mapping[str, torch.Tensor]) -> None:
     storages = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
     for address, cache in storages.items():
         if cache.device.type == "cpu":
-            start = -(-address // 4096) * 4096
-            length = (address + cache.untyped_storage().nbytes() - start) // 4096 * 4096
+            start = align_up(address)
+            stop = address + cache.untyped_storage().nbytes()
+            length = (stop - start) // PAGE_NBYTES * PAGE_NBYTES
             for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
 

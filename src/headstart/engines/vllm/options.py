@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from headstart.config import Nbytes, Seconds, node_settings, node_socket
+from headstart.config import node_settings, node_socket
 from headstart.errors import ConfigError
 from headstart.node.launch import ensure_node
+from headstart.settings import Nbytes, Seconds, Strict, explain
 
 _log = logging.getLogger(__name__)
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Settings of the connector; anything else in `kv_connector_extra_config` is refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     node: str = Field(
         default="auto",
@@ -51,7 +49,7 @@ class Options(BaseModel):
         try:
             return cls.model_validate(dict(extra))
         except ValidationError as error:
-            lines = [_explain(item) for item in error.errors(include_url=False)]
+            lines = explain(error, lambda path: cls)
             raise ConfigError("kv_connector_extra_config: " + "; ".join(lines)) from error
 
     def node_path(self) -> Path:
@@ -70,12 +68,3 @@ class Options(BaseModel):
         except (ConfigError, OSError) as error:
             _log.error("Headstart runs without a cache: %s", error)
             return node_socket(settings)
-
-
-def _explain(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where, Options.model_fields, n=1, cutoff=0.0)
-        allowed = ", ".join(Options.model_fields)
-        return f"{where} is unknown; did you mean {near[0]!r}? allowed: {allowed}"
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}"

@@ -19,16 +19,17 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headstart.engines.vllm.options import Options
-from headstart.engines.vllm.stats import Sums
+from headstart.engines.vllm.record import Record
+from headstart.engines.vllm.shape import BlockShape
+from headstart.engines.vllm.stats import TIER_TOKENS, Sums
 from headstart.engines.vllm.step import Copy, StepMeta, WorkerMeta
-from headstart.keys import Namespace, next_keys
-from headstart.node.client import NodeClient, Promise
-from headstart.node.protocol import Claimed
-from headstart.types import BlockKey, KeyChain, NamespaceId
+from headstart.keys import Namespace
+from headstart.node.client import NodeClient
+from headstart.types import NamespaceId
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -46,40 +47,8 @@ class _Blocks(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Record:
-    """One request."""
-
-    request: Any
-    namespace: NamespaceId
-    keys: list[BlockKey] = field(default_factory=list)
-    promise: Promise | None = None
-    claimed: Claimed | None = None
-    boot: bytes = b""
-    """The run of the node that gave the claim."""
-    is_async: bool = False
-    """Whether the claim was answered as a load between steps."""
-    num_local: int = 0
-    """Tokens that the engine's own cache had when the claim was made."""
-    is_shipped: bool = False
-    """Whether workers have, or will have, the claim's addresses."""
-    num_preemptions: int = 0
-    polled_at: float | None = None
-    moved_at: float = 0.0
-    progress: tuple[int, int] = (0, 0)
-    next_store: int = 0
-    """Blocks before this one are stored, or on their way."""
-    num_storing: int = 0
-    """Stores that workers have not acknowledged."""
-    retry_store_at: float = 0.0
-    num_restarts: int = 0
-    may_store: bool = True
-    told: dict[str, Any] = field(default_factory=dict)
-    """What becomes the request's `kv_transfer_params`."""
-
-
-@dataclass(slots=True, eq=False)
 class _Store:
-    record: _Record
+    record: Record
     start: int
 
 
@@ -91,23 +60,21 @@ class SchedulerSide:
         client: NodeClient,
         identify: Identify,
         *,
-        block_size: int,
-        block_nbytes: int,
-        world_size: int,
+        shape: BlockShape,
         options: Options,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sums = Sums()
         self._client, self._identify, self._options = client, identify, options
-        self._block_size, self._block_nbytes = block_size, block_nbytes
-        self._world_size, self._clock = world_size, clock
+        self._shape, self._clock = shape, clock
+        self._block_size, self._block_nbytes = shape.block_size, shape.block_nbytes
         self._epoch = ""
         self._namespaces: dict[tuple[str, Any], NamespaceId] = {}
-        self._records: dict[str, _Record] = {}
-        self._claims: list[_Record] = []
+        self._records: dict[str, Record] = {}
+        self._claims: list[Record] = []
         """Claimed since the last step; those that were not admitted are undone with it."""
         self._meta = StepMeta()
-        self._loading: dict[int, _Record] = {}
+        self._loading: dict[int, Record] = {}
         self._storing: dict[int, _Store] = {}
         self._acks: dict[int, int] = {}
         self._failed: set[int] = set()
@@ -121,10 +88,10 @@ class SchedulerSide:
             return  # its tokens may change under its blocks
         if request.lora_request is not None and request.lora_request.load_inplace:
             return  # its adapter's weights may change under the same name, number and path
-        record = _Record(request, self._namespace_of(request.lora_request))
+        record = Record(request, self._namespace_of(request.lora_request), self._shape)
         record.told = {"prompt_tokens": request.num_tokens, "outcome": "miss"}
         self._records[request.request_id] = record
-        self._extend(record)
+        record.extend()
         if not request.skip_reading_prefix_cache:
             self._promote(record)
 
@@ -134,7 +101,7 @@ class SchedulerSide:
         if record is None:
             return None
         if not record.is_shipped:
-            self._drop(record)
+            record.drop()
         self._flush_if_idle()
         return {"headstart": record.told}
 
@@ -142,11 +109,10 @@ class SchedulerSide:
         """The weights changed: nothing stored so far may be hit, nothing computed so far stored."""
         self._epoch = secrets.token_hex(16)
         self._namespaces.clear()
-        for record in self._records.values():
-            record.may_store = False
+        records, self._records = self._records, {}  # none of them loads or stores any more
+        for record in records.values():
             if not record.is_shipped:
-                self._drop(record)
-        self._records.clear()
+                record.drop()
         self._namespace_of(None)
 
     def close(self) -> None:
@@ -162,8 +128,8 @@ class SchedulerSide:
             return 0, False
         if record.num_preemptions != request.num_preemptions and not record.is_shipped:
             record.num_preemptions = request.num_preemptions
-            self._drop(record)
-            self._extend(record)
+            record.drop()
+            record.extend()
             self._promote(record)
         if record.promise is None or record.is_shipped:
             return 0, False
@@ -171,9 +137,9 @@ class SchedulerSide:
             waiting = self._claim(record, num_local)
             if waiting or record.claimed is None:
                 return (None if waiting else 0), False
-        tokens = self._tokens(record, len(record.claimed.offsets)) - num_local
+        tokens = record.tokens(len(record.claimed.offsets)) - num_local
         if tokens <= 0:
-            self._end(record, "local")
+            record.end("local")
             return 0, False
         record.num_local = num_local
         blocks = len(record.claimed.offsets) - num_local // self._block_size
@@ -199,7 +165,15 @@ class SchedulerSide:
         (self._meta.async_loads if record.is_async else self._meta.loads).append(load)
         self._loading[load.ticket] = record
         record.is_shipped = True
-        self._tell_load(record, first, last, num_external)
+        record.tell_load(first, last, num_external)
+        by_tier = record.told["loaded_tokens_by_tier"].items()
+        self.sums.add(
+            hits=1,
+            wait_seconds=record.told["waited_s"],
+            read_seconds=claimed.read_s,
+            load_bytes=len(load.blocks) * self._block_nbytes,
+            **{f"{TIER_TOKENS}{tier}": tokens for tier, tokens in by_tier},
+        )
 
     def lost(self, request_id: str, blocks: Sequence[int], *, is_async: bool) -> None:
         """Have the engine compute blocks that were promised to a request."""
@@ -224,7 +198,7 @@ class SchedulerSide:
         claims, self._claims = self._claims, []
         for record in claims:
             if record.claimed is not None and not record.is_shipped:
-                self._unclaim(record)
+                record.unclaim()
         self._store(self._meta, output)
         self._client.flush()
         return self.loads()
@@ -241,7 +215,7 @@ class SchedulerSide:
         for ticket, count in told.done.items():
             acks = self._acks.get(ticket, 0) + count
             self._acks[ticket] = acks
-            if acks >= self._world_size:
+            if acks >= self._shape.world_size:
                 del self._acks[ticket]
                 failed = ticket in self._failed
                 self._failed.discard(ticket)
@@ -271,7 +245,7 @@ class SchedulerSide:
             if failed:
                 self.sums.add(loads_failed=1)
                 record.told["outcome"] = "failed"
-            self._drop(record)
+            record.drop()
 
     def _store(self, meta: StepMeta, output: Any) -> None:
         """Reserve slots for the blocks that this step completes."""
@@ -279,14 +253,14 @@ class SchedulerSide:
         left_nbytes = self._options.step_nbytes
         for request_id, num_scheduled in output.num_scheduled_tokens.items():
             record = self._records.get(request_id)
-            if record is None or not record.may_store or now < record.retry_store_at:
+            if record is None or now < record.retry_store_at:
                 continue
-            if record.num_storing:
+            if record.num_storing or record.num_restarts > _MAX_RESTARTS:
                 continue  # steps overlap: the node has not got what this would continue
             num_computed = record.request.num_computed_tokens + num_scheduled
             if num_computed // self._block_size <= record.next_store:
                 continue
-            self._extend(record)
+            record.extend()
             # A block has a hash only when its tokens are accepted, whatever was scheduled.
             stop = min(num_computed // self._block_size, len(record.keys))
             new = num_scheduled // self._block_size + 1
@@ -296,10 +270,10 @@ class SchedulerSide:
                 copied = self._reserve(meta, record, stop, table)
                 left_nbytes = max(0, left_nbytes - copied * self._block_nbytes)
 
-    def _reserve(self, meta: StepMeta, record: _Record, stop: int, table: Sequence[int]) -> int:
+    def _reserve(self, meta: StepMeta, record: Record, stop: int, table: Sequence[int]) -> int:
         """Have blocks [next_store, stop) of a request stored; how many will be copied."""
         start = record.next_store
-        answer = self._client.reserve(self._chain(record, start, stop))
+        answer = self._client.reserve(record.chain(start, stop))
         if answer is None:
             return 0
         ticket, reserved = answer
@@ -307,7 +281,6 @@ class SchedulerSide:
             # The tiers lost what this continues; the engine has it still.
             record.num_restarts += 1
             record.next_store = 0
-            record.may_store = record.num_restarts <= _MAX_RESTARTS
             return 0
         start += reserved.num_held
         count = len(reserved.offsets)
@@ -336,12 +309,12 @@ class SchedulerSide:
 
     # -- promises
 
-    def _promote(self, record: _Record) -> None:
+    def _promote(self, record: Record) -> None:
         """Ask the node; the answer is known at once where nothing is held."""
         record.polled_at = None
         if not record.keys:
             return
-        promise = self._client.promote(self._chain(record, 0, len(record.keys)))
+        promise = self._client.promote(record.chain(0, len(record.keys)))
         self.sums.add(lookups=1)
         if promise is None:
             record.told["outcome"] = "no node"
@@ -351,82 +324,31 @@ class SchedulerSide:
         if promise.ticket is not None:
             record.promise = promise
 
-    def _claim(self, record: _Record, num_local: int) -> bool:
+    def _claim(self, record: Record, num_local: int) -> bool:
         """Claim what is ready, if it is time to; whether to wait on."""
         assert record.promise is not None
-        now = self._clock()
         is_over, ready = record.promise.poll()
-        if record.polled_at is None:
-            record.polled_at = record.moved_at = now
-        progress = (ready, record.promise.pulse)
-        if progress != record.progress:
-            record.progress, record.moved_at = progress, now
-        if not is_over:
-            stalled = now - record.moved_at >= self._options.stall
-            if not stalled and now - record.polled_at < self._options.max_wait:
-                return True
+        unmoved_s, waited_s = record.see((ready, record.promise.pulse), self._clock())
+        if is_over:  # what was held and could not be read may be damaged and gone: offer it again
+            record.next_store = min(record.next_store, ready)
+        elif unmoved_s < self._options.stall and waited_s < self._options.max_wait:
+            return True
+        elif not record.told.get("late"):
             record.told["late"] = True
             self.sums.add(loads_late=1)
-        else:  # what was held and could not be read may be damaged and gone: offer it again
-            record.next_store = min(record.next_store, ready)
-        if self._tokens(record, ready) <= num_local:
-            self._end(record, "local" if ready and is_over else "late" if not is_over else "miss")
+        if record.tokens(ready) <= num_local:
+            record.end("late" if not is_over else "local" if ready else "miss")
             return False
         claimed = record.promise.claim()
-        if claimed is not None and not claimed.attached and now - record.polled_at < _ATTACH_S:
+        if claimed is not None and not claimed.attached and waited_s < _ATTACH_S:
             return True  # the workers map the node's memory in the step that follows
         if claimed is None or not claimed.offsets:
-            self._end(record, "no node" if claimed is None else "expired")
+            record.end("no node" if claimed is None else "expired")
             return False
         record.claimed, record.boot = claimed, self._client.boot
-        record.told["waited_s"] = round(now - record.polled_at, 6)
+        record.told["waited_s"] = round(waited_s, 6)
         self._claims.append(record)
         return False
-
-    def _unclaim(self, record: _Record) -> None:
-        """No admission followed the claim."""
-        record.claimed = None
-        if record.promise is not None:
-            record.promise.unclaim()
-
-    def _end(self, record: _Record, outcome: str) -> None:
-        record.told["outcome"] = outcome
-        self._drop(record)
-
-    def _drop(self, record: _Record) -> None:
-        """Give a promise back."""
-        if record.promise is not None:
-            record.promise.release()
-        record.promise = record.claimed = None
-
-    def _tell_load(self, record: _Record, first: int, last: int, num_external: int) -> None:
-        """Note how many tokens come from which tier, in the order in which tiers are read."""
-        claimed = record.claimed
-        assert claimed is not None
-        by_tier: dict[str, int] = {}
-        start = 0
-        for tier, count in claimed.by_tier.items():
-            blocks = max(0, min(last, start + count) - max(first, start))
-            if blocks:
-                by_tier[tier] = blocks * self._block_size
-            start += count
-        surplus = sum(by_tier.values()) - num_external  # the last token is computed
-        if by_tier:
-            by_tier[next(reversed(by_tier))] -= surplus
-        record.told |= {
-            "outcome": "hit",
-            "local_tokens": record.num_local,
-            "loaded_tokens": num_external,
-            "loaded_tokens_by_tier": by_tier,
-            "read_s": round(claimed.read_s, 6),
-        }
-        self.sums.add(
-            hits=1,
-            wait_seconds=record.told["waited_s"],
-            read_seconds=claimed.read_s,
-            load_bytes=(last - first) * self._block_nbytes,
-            **{f"tokens_{tier}": tokens for tier, tokens in by_tier.items()},
-        )
 
     # -- keys
 
@@ -438,23 +360,3 @@ class SchedulerSide:
             self._client.open_namespace(namespace)
             self._namespaces[place] = namespace.id
         return self._namespaces[place]
-
-    def _extend(self, record: _Record) -> None:
-        """Make the keys of blocks that have got a hash since."""
-        hashes = record.request.block_hashes
-        known = len(record.keys)
-        if len(hashes) > known:
-            above = record.keys[-1] if known else record.namespace
-            record.keys += next_keys(above, hashes[known:])
-
-    def _chain(self, record: _Record, start: int, stop: int) -> KeyChain:
-        return KeyChain(
-            namespace=record.namespace,
-            block_nbytes=self._block_nbytes,
-            keys=tuple(record.keys[start:stop]),
-            parent=record.keys[start - 1] if start else None,
-        )
-
-    def _tokens(self, record: _Record, num_blocks: int) -> int:
-        """Tokens that so many blocks are worth: the last one of a request is always computed."""
-        return min(num_blocks * self._block_size, int(record.request.num_tokens) - 1)

@@ -23,11 +23,13 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import node_process
 from headstart.engines.compare import compare_tokens
 from headstart.engines.vllm.command import server_words
 from headstart.errors import HeadstartError
@@ -56,13 +58,7 @@ def tokens(count, seed):
     return random.Random(f"prompt {seed}").choices(range(1, VOCAB - 1), k=count)
 
 
-def wait_for(condition, what="it", timeout_s=SOON):
-    """Wait until a condition holds; fail when it does not come to pass. Its last value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} never came to pass"
-        time.sleep(0.05)
-    return value
+wait_for = partial(node_process.wait_for, timeout_s=SOON, poll_s=0.05)
 
 
 def at_once(*calls):
