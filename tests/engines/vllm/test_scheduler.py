@@ -239,14 +239,17 @@ def test_a_prompt_that_goes_on_being_written_is_not_cached(node, filled, fresh):
 def test_a_memory_much_smaller_than_the_prompts(make_node, make_engine, extra):
     node = make_node(memory_blocks=4)
     prompts = [tokens(300, seed=n) for n in range(3)]
-    for _ in range(3):
+
+    def is_hit():
+        """A generation may store nothing: memory is full of blocks that are not written yet."""
         engine = make_engine(node.path, extra=extra, blocks=128, max_model_len=512)
         for n, prompt in enumerate(prompts):
             engine.add(f"{n}", prompt, 4)
         engine.settle()
         node.settled()
-    assert any(told.get("loaded_tokens") for told in engine.told.values())
-    node.settled()
+        return any(told.get("loaded_tokens") for told in engine.told.values())
+
+    assert any(is_hit() for _ in range(20))
 
 
 @pytest.mark.parametrize("extra", [{}, {"async_load_nbytes": 4096, "step_nbytes": 8192}])

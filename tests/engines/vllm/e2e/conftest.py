@@ -23,7 +23,6 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,7 +57,9 @@ def tokens(count, seed):
     return random.Random(f"prompt {seed}").choices(range(1, VOCAB - 1), k=count)
 
 
-wait_for = partial(node_process.wait_for, timeout_s=SOON, poll_s=0.05)
+def wait_for(condition, what="it", timeout_s=SOON):
+    """Wait until a condition holds that costs a question to an engine or a node."""
+    return node_process.wait_for(condition, what, timeout_s, poll_s=0.05)
 
 
 def at_once(*calls):
