@@ -71,8 +71,8 @@ PLACEMENTS = (
                 "threading.Timer",
             }
         ),
-        # bench: the raw I/O it compares with has threads of its own; testing: concurrent callers.
-        modules=("transfer", "node", "bench", "testing"),
+        # inflight, bench: they measure a device by threads of their own; testing: concurrent callers.
+        modules=("transfer", "inflight", "node", "bench", "testing"),
         reason="threads are started in transfer.py and node/ only, so that they are bounded",
     ),
     Placement(
@@ -88,7 +88,7 @@ PLACEMENTS = (
                 "time.time_ns",
             }
         ),
-        modules=("transfer", "node", "bench", "demo", "cli", "testing"),
+        modules=("transfer", "inflight", "node", "bench", "demo", "cli", "testing"),
         reason="take a clock as an argument (default: time.monotonic), so that tests can set it",
     ),
 )

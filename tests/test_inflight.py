@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, measure_inflight_nbytes
+from headstart.inflight import measure_inflight_nbytes
+from headstart.transfer import DEFAULT_INFLIGHT_NBYTES
 
 ITEM = 4096
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from headstart.arena import available_nbytes
 from headstart.errors import ConfigError
+from headstart.inflight import measure_inflight_nbytes
 from headstart.settings import (
     FileTierSettings,
     MemorySettings,
@@ -32,7 +33,7 @@ from headstart.settings import (
 )
 from headstart.store import PrefixStore
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
-from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer, measure_inflight_nbytes
+from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer
 from headstart.units import PAGE_NBYTES
 
 _log = logging.getLogger(__name__)

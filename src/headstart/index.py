@@ -254,10 +254,10 @@ class Index:
             log, self._log = self._log, bytearray()
         return bytes(log)
 
-    def held(self) -> np.ndarray:
-        """Records (dtype RECORD) of all held blocks."""
+    def held(self, at_most: int | None = None) -> np.ndarray:
+        """Records (dtype RECORD) of all held blocks, or of at most so many, chosen at random."""
         with self._lock:
-            live = self._live_rows()
+            live = self._live_rows(at_most)
             records = np.zeros(len(live), RECORD)
             records["row"] = live
             for name in RECORD.names or ():
@@ -354,8 +354,11 @@ class Index:
         self.counters.num_evicted += 1
         return True
 
-    def _live_rows(self) -> np.ndarray:
-        live = np.flatnonzero(self.rows.column("block_nbytes"))
+    def _live_rows(self, at_most: int | None = None) -> np.ndarray:
+        rows = self.rows
+        live = (
+            np.flatnonzero(rows.column("block_nbytes")) if at_most is None else rows.some(at_most)
+        )
         return live[~np.isin(live, list(self._doomed))] if self._doomed else live
 
     def _remove_with_descendants(self, found: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ Names follow Prometheus' conventions: base units, `_total` for counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -60,9 +60,13 @@ class Metrics:
         stats: Callable[[], StoreStats],
         usage: Callable[[], dict[str, dict[str, int]]],
         gauges: Callable[[], dict[str, int]],
+        more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`usage` gives bytes by tier and namespace, `gauges` more numbers by their short names."""
-        self._stats, self._usage, self._gauges = stats, usage, gauges
+        """`usage` gives bytes by tier and namespace, `gauges` more numbers by their short names.
+
+        `more` gives what else there is to tell.
+        """
+        self._stats, self._usage, self._gauges, self._more = stats, usage, gauges, more
         self._registry = CollectorRegistry()
         self._lookup = Histogram(
             "headstart_lookup_seconds",
@@ -130,6 +134,7 @@ class _Table(Collector):
         yield held
         for name, value in self._metrics._gauges().items():
             yield GaugeMetricFamily(f"headstart_{name}", f"Number of {name}.", value=value)
+        yield from self._metrics._more()
 
 
 def _by_tier(

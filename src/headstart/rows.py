@@ -14,6 +14,7 @@ import numpy as np
 
 from headstart.types import KEY_NBYTES
 
+_MAX_DRAWN = 4096
 NO_PARENT = 0xFFFFFFFF
 
 RECORD = np.dtype(
@@ -92,6 +93,17 @@ class Rows:
         numbers = self.column("namespace")[live].astype(np.int64)
         nbytes = np.bincount(numbers, self.column("block_nbytes")[live])
         return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
+
+    def some(self, at_most: int) -> np.ndarray:
+        """Rows in use by chance, at most so many, in a time that does not grow with their number.
+
+        None may be found where hardly any row is in use.
+        """
+        nbytes, random = self.column("block_nbytes"), np.random.default_rng()
+        drawn = np.arange(len(nbytes))
+        if len(drawn) > _MAX_DRAWN:
+            drawn = np.unique(random.integers(len(nbytes), size=_MAX_DRAWN))
+        return random.permutation(drawn[nbytes[drawn] > 0])[:at_most]
 
     def take(self) -> int:
         """A free row, zeroed but for what its next user must set. Grows the columns when full."""

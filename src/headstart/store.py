@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ASK_EVERY_S = 0.005
 
-GoOn = Callable[[int], bool]
-"""Called with the blocks ready so far; whether to go on waiting for the rest."""
+GoOn = Callable[[int, str], bool]
+"""Called with the blocks ready so far and the tier that gives more; whether to go on waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,11 @@ class PrefixStore:
         self.close()
 
     @property
+    def lower(self) -> list[tuple[Tier, Transfer]]:
+        """The tiers below memory, in order of preference, and the threads that drive each."""
+        return [(lower.tier, lower.transfer) for lower in self._lower]
+
+    @property
     def arena(self) -> Arena:
         """The memory that leases and reservations lie in, at their `offsets`."""
         return self._memory.arena
@@ -133,12 +138,14 @@ class PrefixStore:
         *,
         timeout_s: float | None = None,
         go_on: GoOn | None = None,
+        may_read: Callable[[str], bool] = lambda tier: True,
     ) -> Lease:
         """Bring the longest held prefix of `chain` into memory and pin it there.
 
         Blocks until all of it is read and verified, or for `timeout_s`, or until `go_on`, which is
         asked every few milliseconds meanwhile, says no; then the lease holds what is ready. Its
-        blocks are pinned, in memory, until it is closed: use it as a context manager.
+        blocks are pinned, in memory, until it is closed: use it as a context manager. A tier that
+        `may_read` denies by its name is passed over.
         """
         self._check_open()
         started = self._clock()
@@ -150,7 +157,8 @@ class PrefixStore:
         try:
             for lower in self._lower:
                 held = lower.tier.lookup(chain.keys)
-                if held > lease.ready_blocks and not lease.late:
+                is_wanted = held > lease.ready_blocks and not lease.late
+                if is_wanted and may_read(lower.tier.name):
                     left_s = None if timeout_s is None else timeout_s - (self._clock() - started)
                     self._promote(lower, lease, held, left_s, go_on)
                 else:
@@ -292,9 +300,13 @@ class PrefixStore:
         wanted = chain.run(lease.ready_blocks, lease.ready_blocks + len(slots))
         promotion = Promotion(memory=memory, chain=wanted, slots=slots)
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
-        ticket = lower.transfer.read(lower.tier.begin_read(wanted, views), promotion.finished)
+        batch = lower.tier.begin_read(wanted, views)
+        nbytes = len(wanted) * chain.block_nbytes
+        ticket = lower.transfer.read(batch, promotion.finished, nbytes=nbytes)
         try:
-            in_time = _wait(ticket, timeout_s, lease.ready_blocks, go_on, self._clock)
+            above, name = lease.ready_blocks, lower.tier.name
+            ask = None if go_on is None else lambda ready: go_on(above + ready, name)
+            in_time = _wait(ticket, timeout_s, ask, self._clock)
         except BaseException:  # Ctrl-C while a device is waited for
             ticket.cancel()
             promotion.abandon()
@@ -364,15 +376,14 @@ class PrefixStore:
 def _wait(
     ticket: Ticket,
     timeout_s: float | None,
-    above: int,
-    go_on: GoOn | None,
+    go_on: Callable[[int], bool] | None,
     clock: Callable[[], float],
 ) -> bool:
-    """Wait for a read of the blocks after the first `above`; False when it was given up."""
+    """Wait for a read; False when it was given up. `go_on` gets the blocks that are ready."""
     if go_on is None:
         return ticket.wait(timeout_s)
     deadline = None if timeout_s is None else clock() + timeout_s
-    while go_on(above + ticket.ready_blocks()):
+    while go_on(ticket.ready_blocks()):
         left_s = _ASK_EVERY_S if deadline is None else min(_ASK_EVERY_S, deadline - clock())
         if ticket.wait(max(0.0, left_s)):
             return True

@@ -3,7 +3,7 @@
 One `Transfer` drives one device. Beyond the bytes a device needs in flight to be busy, more only
 make every read wait longer (measured: 4 MiB reads take 3 ms alone and 28 ms eight at a time, at
 the same bandwidth), so the bound is on bytes, not on requests, and is measured per device by
-`measure_inflight_nbytes`.
+`headstart.inflight`.
 
 Two lanes. Reads are taken in order of arrival, several batches at once. Writes run one batch at a
 time, in order, because a block may only be published after its parent; each is decided when its
@@ -14,16 +14,14 @@ it than the blocks in flight. Handing out an index costs a shared counter, 1 us,
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
-from statistics import median
 
 from headstart.tiers.base import Batch
-from headstart.tiers.volume import Volume
 from headstart.types import Outcome
 
 _log = logging.getLogger(__name__)
@@ -33,11 +31,26 @@ _Write = tuple[Callable[[], Batch], int, OnDone | None]  # how to make it, its b
 _NONE: deque[Ticket] = deque()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSample:
+    """What a read took, for those who learn from it."""
+
+    nbytes: int
+    """That the device gave meanwhile, to this read and to those it waited for or ran beside."""
+    seconds: float
+    """From its acceptance to its end."""
+    is_good: bool
+    """Whether the medium failed no block."""
+
+
 class Ticket:
     """A batch that was handed to the threads."""
 
-    def __init__(self, batch: Batch, on_done: OnDone | None) -> None:
+    def __init__(self, batch: Batch, on_done: OnDone | None, nbytes: int = 0) -> None:
         self._batch = batch
+        self._nbytes = nbytes
+        self._moved_before = self._counted_nbytes = 0
+        self._accepted_at: float | None = None
         self._on_done = on_done
         self._next = count().__next__
         self._length = len(batch)
@@ -57,10 +70,15 @@ class Ticket:
         """Start no further index. Those that run keep their memory until they return."""
         self._length = 0
 
-    def _run(self, first: deque[Ticket], exhaust: Callable[[Ticket], None]) -> None:
+    def _run(
+        self,
+        first: deque[Ticket],
+        exhaust: Callable[[Ticket], None],
+        moved: Callable[[Ticket], None],
+    ) -> None:
         """Run indices until none is left, or until there is a ticket that goes first.
 
-        `exhaust(self)` is called with the last index, before it is run.
+        `exhaust(self)` is called with the last index, before it is run, `moved(self)` after each.
         """
         run = self._batch.run
         while not first:
@@ -70,6 +88,7 @@ class Ticket:
                 if index >= self._length:
                     return
             run(index)
+            moved(self)
 
     def _finish(self) -> None:
         """Tell everybody, whatever the tier does."""
@@ -94,9 +113,17 @@ class Transfer:
         num_threads: int = 24,
         inflight_nbytes: int = DEFAULT_INFLIGHT_NBYTES,
         max_queued_nbytes: int = 1 << 30,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_queued_nbytes` bounds the writes that wait; beyond it they are refused."""
         self.inflight_nbytes = inflight_nbytes
+        self.on_read: Callable[[ReadSample], None] | None = None
+        """Told of every read when it is over, on one of the threads; must not block."""
+        self._clock = clock
+        self._reading_nbytes = 0
+        self._num_reading = 0
+        self._moved_nbytes = 0
+        self._moved_at = 0.0
         self._max_queued_nbytes = max_queued_nbytes
         self._reads: deque[Ticket] = deque()
         self._writes: deque[_Write] = deque()
@@ -121,12 +148,31 @@ class Transfer:
         """Bytes of writes that are accepted and not finished."""
         return self._queued_nbytes
 
-    def read(self, batch: Batch, on_done: OnDone | None = None) -> Ticket:
-        """Run a batch as soon as threads are free. `on_done` is called on one of them, once.
+    @property
+    def reading_nbytes(self) -> int:
+        """Bytes of reads that are accepted and not over."""
+        return self._reading_nbytes
 
-        Its outcomes are none when the batch could not be finished, which is a bug of its tier.
+    def unmoved_s(self) -> float:
+        """Seconds since the device last gave anything that is waited for; 0 when nothing is."""
+        with self._lock:
+            return max(0.0, self._clock() - self._moved_at) if self._num_reading else 0.0
+
+    def read(self, batch: Batch, on_done: OnDone | None = None, *, nbytes: int = 0) -> Ticket:
+        """Run a batch of blocks of `nbytes` in all, as soon as threads are free.
+
+        `on_done` is called on one of them, once. Its outcomes are none when the batch could not be
+        finished, which is a bug of its tier.
         """
-        ticket = Ticket(batch, on_done)
+
+        def over(outcomes: list[Outcome]) -> None:
+            try:
+                self._read_over(ticket, outcomes)
+            finally:
+                if on_done is not None:
+                    on_done(outcomes)
+
+        ticket = Ticket(batch, over, nbytes)
         if len(batch) == 0:
             ticket._finish()
             return ticket
@@ -134,6 +180,11 @@ class Transfer:
             if self._closing:
                 ticket.cancel()
             else:
+                ticket._accepted_at, ticket._moved_before = self._clock(), self._moved_nbytes
+                if not self._num_reading:
+                    self._moved_at = ticket._accepted_at
+                self._num_reading += 1
+                self._reading_nbytes += nbytes
                 self._reads.append(ticket)
                 self._changed.notify(max(2, self.inflight_nbytes // max(1, batch.item_nbytes)))
                 return ticket
@@ -231,6 +282,33 @@ class Transfer:
                     self._reads.remove(ticket)
                 self._changed.notify()
 
+    def _moved(self, ticket: Ticket) -> None:
+        """One more index was run."""
+        if ticket is not self._write:
+            with self._lock:
+                nbytes = ticket._nbytes // len(ticket._batch)
+                self._moved_nbytes += nbytes
+                ticket._counted_nbytes += nbytes
+                self._moved_at = self._clock()
+
+    def _read_over(self, ticket: Ticket, outcomes: list[Outcome]) -> None:
+        if ticket._accepted_at is None:
+            return  # nothing to do, or refused
+        # Blocks that were gone, or that the medium failed, were no bytes.
+        nbytes = ticket._nbytes * outcomes.count(Outcome.DONE) // max(1, len(outcomes))
+        with self._lock:
+            self._num_reading -= 1
+            self._reading_nbytes -= ticket._nbytes
+            self._moved_nbytes += nbytes - ticket._counted_nbytes
+            moved_nbytes = self._moved_nbytes - ticket._moved_before
+        if self.on_read is not None and ticket._nbytes:
+            sample = ReadSample(
+                nbytes=moved_nbytes,
+                seconds=self._clock() - ticket._accepted_at,
+                is_good=Outcome.FAILED not in outcomes and bool(outcomes),
+            )
+            self.on_read(sample)
+
     def _decide(self, decide: Callable[[], Batch], nbytes: int, on_done: OnDone | None) -> None:
         def finished(outcomes: list[Outcome]) -> None:
             try:
@@ -259,7 +337,8 @@ class Transfer:
 
     def _drive(self, ticket: Ticket) -> None:
         try:
-            ticket._run(self._reads if ticket is self._write else _NONE, self._exhaust)
+            first = self._reads if ticket is self._write else _NONE
+            ticket._run(first, self._exhaust, self._moved)
         except Exception:  # noqa: BLE001 - a thread's top: a bug costs a miss, not the thread
             _log.exception("a block transfer failed unexpectedly")
             self._exhaust(ticket)
@@ -281,52 +360,3 @@ def _finish(ticket: Ticket) -> None:
         ticket._finish()
     except Exception:  # noqa: BLE001 - a thread's top: a bug costs a miss, not the thread
         _log.exception("a batch could not be finished")
-
-
-def measure_inflight_nbytes(
-    volume: Volume, memory: memoryview, *, item_nbytes: int = 1 << 20, seconds: float = 0.05
-) -> int:
-    """Bytes in flight from which more bring less than 2 % of a device's read bandwidth.
-
-    Reads random places of `volume` into `memory` (page-aligned, for at least 8 items) with 8, 16
-    and 32 threads, `seconds` each, three times in turn: the median counts, because a shared device
-    drifts. The places should have been written once: unwritten extents read as zeros without
-    touching the device. Raises OSError when the device cannot be read.
-    """
-    room = min(len(memory), volume.capacity_nbytes) // item_nbytes
-    trials: dict[int, list[float]] = {n: [] for n in (8, 16, 32) if n <= room}
-    for _ in range(3):
-        for num_threads, rates in trials.items():
-            rates.append(_read_rate(volume, memory, item_nbytes, num_threads, seconds))
-    if not trials:
-        return DEFAULT_INFLIGHT_NBYTES
-    best = max(median(rates) for rates in trials.values())
-    return item_nbytes * min(n for n, rates in trials.items() if median(rates) >= 0.98 * best)
-
-
-def _read_rate(
-    volume: Volume, memory: memoryview, item_nbytes: int, num_threads: int, seconds: float
-) -> float:
-    done = [0] * num_threads
-    errors: list[OSError] = []
-    deadline = time.monotonic() + seconds
-    span = min(volume.capacity_nbytes // item_nbytes, (64 << 20) // item_nbytes)
-
-    def read(number: int) -> None:
-        target = [memory[number * item_nbytes : (number + 1) * item_nbytes]]
-        place = random.Random(number)
-        try:
-            while time.monotonic() < deadline:
-                done[number] += volume.read(place.randrange(span) * item_nbytes, target)
-        except OSError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=read, args=(n,)) for n in range(num_threads)]
-    started = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return sum(done) / (time.monotonic() - started)

@@ -62,7 +62,9 @@ class World:
         transfer = Transfer("test", num_threads=4, max_queued_nbytes=memory_blocks * BLOCK // 2)
         self.store = PrefixStore(self.memory, [(self.counted, transfer)])
         self.store.open_namespace(NAMESPACE)
-        self.services = Services(self.store, lease_ttl_s=lease_ttl_s, clock=lambda: self.now)
+        self.services = Services(
+            self.store, lease_ttl_s=lease_ttl_s, tick_s=None, clock=lambda: self.now
+        )
         self.sessions, self.promotions = self.services.sessions, self.services._promotions
         self.stops = []
         self.server = None

@@ -227,8 +227,8 @@ NONSENSE = {
     "twice": protocol.pack(promoted()) * 2,
     "a welcome": protocol.pack(WELCOME),
     "a request": protocol.pack(protocol.Status()),
-    "version": b"HSTN\x02\0\0\0\x01\0\0\0\0",
-    "4 GiB": b"HSTN\x01\0\0\0\xff\xff\xff\xff",
+    "version": b"HSTN\x01\0\0\0\x01\0\0\0\0",
+    "4 GiB": b"HSTN\x02\0\0\0\xff\xff\xff\xff",
     "nothing": "close",
 }
 

@@ -131,7 +131,7 @@ def test_only_this_machine_is_served(server):
         b"GET\r\n\r\n",
         b"GET /metrics HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
-        b"HSTN\x01\0\0\0\x01\0\0\0\xc0",
+        b"HSTN\x02\0\0\0\x01\0\0\0\xc0",
         b"GET " + b"/" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 500 + b"\r\n",
         b"POST /metrics HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n",

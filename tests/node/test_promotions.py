@@ -207,10 +207,10 @@ def test_a_joined_one_is_told_no_more_than_it_shares(world, start, soon, monkeyp
     flows = threading.Event()
     load = world.store.load
 
-    def slow_load(asked, *, timeout_s, go_on):
-        go_on(5)  # all of them, of the one that reads
+    def slow_load(asked, *, go_on, **options):
+        go_on(5, world.file.name)  # all of them, of the one that reads
         flows.wait(SOON)
-        return load(asked, timeout_s=timeout_s, go_on=go_on)
+        return load(asked, go_on=go_on, **options)
 
     world.slow.stall()
     first = start("abxyz")

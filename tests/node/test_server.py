@@ -36,7 +36,7 @@ def chain(path):
     return keys_from_hashes(NAMESPACE, [str(content).encode() for content in path])
 
 
-def header(nbytes, magic=b"HSTN", version=1):
+def header(nbytes, magic=b"HSTN", version=protocol.PROTOCOL_VERSION):
     return struct.pack("<4sBBHI", magic, version, 0, 0, nbytes)
 
 
@@ -229,7 +229,7 @@ def test_words_and_blocks_that_do_not_exist_promote_nothing(world, connect, byst
     with greet(connect()) as sock:
         for word in (-1, protocol.NUM_WORDS, 2**63):
             reply = asked(sock, protocol.Promote(1, word, NAMESPACE.id, BLOCK, KEYS))
-            assert reply == protocol.Promoted(2, 0, pending=False)
+            assert (reply.num_held, reply.num_ready, reply.pending) == (2, 0, False)
         for block_nbytes in (1, BLOCK - 1, BLOCK + 1, 1 << 29):
             ticket = block_nbytes
             reply = asked(sock, protocol.Promote(ticket, 1, NAMESPACE.id, block_nbytes, KEYS))

@@ -131,7 +131,7 @@ class SessionStates(RuleBasedStateMachine):
         self.store = PrefixStore(self.memory, [(self.slow, transfer)])
         self.store.open_namespace(NAMESPACE)
         self.now = 0.0
-        self.services = Services(self.store, lease_ttl_s=TTL, clock=lambda: self.now)
+        self.services = Services(self.store, lease_ttl_s=TTL, tick_s=None, clock=lambda: self.now)
         self.sessions = self.services.sessions
         self.promotions = self.services._promotions
 

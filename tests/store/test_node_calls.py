@@ -108,7 +108,8 @@ class Asked:
     def __init__(self, limit):
         self.limit, self.ready = limit, []
 
-    def __call__(self, ready_blocks):
+    def __call__(self, ready_blocks, tier):
+        assert tier == "file0"
         self.ready.append(ready_blocks)
         return ready_blocks < self.limit
 
@@ -165,7 +166,7 @@ def test_no_at_once_is_what_memory_holds(world):
     world.put("abcd")
     world.memory.discard(chain("abcd").keys[1:])
     world.stall()
-    with world.store.load(chain("abcd"), go_on=lambda ready: False) as lease:
+    with world.store.load(chain("abcd"), go_on=lambda ready, tier: False) as lease:
         assert (lease.ready_blocks, lease.late) == (1, True)
         world.check(lease)
     world.slow.resume()
@@ -194,7 +195,9 @@ def test_the_time_ends_it_also(world, timeout_s):
     world.put("abcd")
     world.forget_memory()
     world.stall()
-    with world.store.load(chain("abcd"), timeout_s=timeout_s, go_on=lambda ready: True) as lease:
+    with world.store.load(
+        chain("abcd"), timeout_s=timeout_s, go_on=lambda ready, tier: True
+    ) as lease:
         assert (lease.ready_blocks, lease.late) == (0, True)
     world.slow.resume()
     world.flowing = True
@@ -206,7 +209,7 @@ def test_after_a_no_the_next_tier_is_not_read(make):
     world.files[0].discard(chain("abcd").keys[3:])
     world.forget_memory()
     world.stall()
-    with world.store.load(chain("abcdefgh"), go_on=lambda ready: False) as lease:
+    with world.store.load(chain("abcdefgh"), go_on=lambda ready, tier: False) as lease:
         assert lease.ready_blocks == 0
         assert "file1" not in lease.by_tier
     assert world.files[1].stats().num_hits == 0
@@ -218,7 +221,7 @@ def test_one_that_raises_leaves_nothing_behind(world):
     world.put("abcd")
     world.memory.discard(chain("ab").keys[1:])
 
-    def broken(ready):
+    def broken(ready, tier):
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):

@@ -262,7 +262,7 @@ class HasNoLock(DictTier):
 
         def release(self, nbytes):
             used_nbytes = self.used_nbytes
-            time.sleep(0.0002)
+            time.sleep(0.002)
             self.used_nbytes = used_nbytes - nbytes
 
 

@@ -103,6 +103,30 @@ def status(config: ConfigFile = None, socket: Socket = None, json: JsonTarget = 
 
 
 @app.command()
+def decisions(
+    config: ConfigFile = None,
+    socket: Socket = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with new ones, until Ctrl-C.")
+    ] = False,
+    json: JsonTarget = None,
+) -> None:
+    """Show what was decided for each request, to load or to compute, and what came of it.
+
+    With --json a line of JSON for each. `regret` is by how much the best choice in hindsight would
+    have been faster.
+    """
+    from headstart.cli.decisions import show_decisions
+
+    def ask(after: int) -> Mapping[str, Any]:
+        from headstart.node import protocol
+
+        return _state(_ask(config, socket, protocol.Decisions(after), _ANSWER_S))
+
+    show_decisions(ask, json, follow=follow)
+
+
+@app.command()
 def stop(
     config: ConfigFile = None,
     socket: Socket = None,

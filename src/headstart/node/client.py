@@ -65,6 +65,7 @@ class NodeClient:
         self._claims: set[int] = set()
         self._namespaces: dict[bytes, str] = {}
         self._opened: set[bytes] = set()
+        self._costs: dict[bytes, protocol.Costs] = {}
         self._down_until = float("-inf")
         self._retry_s = self._limits.retry_s
         self._refusal = ""
@@ -76,14 +77,26 @@ class NodeClient:
         """Make a namespace known, now and to every later run of the node."""
         self._namespaces[namespace.id] = namespace.to_json()
 
-    def promote(self, chain: KeyChain) -> Promise | None:
-        """Look up a prompt's blocks and start to bring what is held into memory."""
+    def costs_of(self, namespace: bytes) -> protocol.Costs | None:
+        """What an earlier engine of an open namespace has told of its costs."""
+        return self._costs.get(namespace) if self._ready(namespace) else None
+
+    def promote(self, chain: KeyChain, asked: protocol.Asked | None = None) -> Promise | None:
+        """Look up a prompt's blocks and start to bring what is held into memory.
+
+        As much of it as the node plans, if something is `asked`.
+        """
         if not self._ready(chain.namespace) or not self._free_words:
             return None
         ticket, word = self._new_ticket(), self._free_words.pop()
         reply = self._ask(
             protocol.Promote(
-                ticket, word, chain.namespace, chain.block_nbytes, protocol.join_keys(chain.keys)
+                ticket,
+                word,
+                chain.namespace,
+                chain.block_nbytes,
+                protocol.join_keys(chain.keys),
+                asked,
             ),
             protocol.Promoted,
         )
@@ -93,9 +106,8 @@ class NodeClient:
             return None
         if not reply.pending and not reply.num_ready:
             self._free_words.append(word)
-            return Promise(self, None, 0, reply.num_held, reply.num_ready)
-        num_ready = None if reply.pending else reply.num_ready
-        return Promise(self, ticket, word, reply.num_held, num_ready)
+            return Promise(self, None, 0, reply)
+        return Promise(self, ticket, word, reply)
 
     def reserve(self, chain: KeyChain) -> tuple[int, protocol.Reserved] | None:
         """Slots for new blocks: a ticket, which is claimed if it has slots, and the answer."""
@@ -127,6 +139,14 @@ class NodeClient:
         """The slots of a reservation hold nothing."""
         self._claims.discard(ticket)
         self._tell(protocol.Abandon(ticket))
+
+    def learnt(self, namespace: bytes, costs: protocol.Costs) -> None:
+        """What this engine has learnt of its costs."""
+        self._tell(protocol.Learnt(namespace, costs))
+
+    def decided(self, decided: protocol.Decided) -> None:
+        """What was decided for a request, and what came of it."""
+        self._tell(decided)
 
     def connect(self) -> bool:
         """Whether the node is there; connects if it is time to try."""
@@ -180,8 +200,11 @@ class NodeClient:
             return False
         if namespace not in self._opened:
             message = protocol.OpenNamespace(self._namespaces[namespace])
-            if self._ask(message, protocol.Opened, self._limits.open_s) is None:
+            opened = self._ask(message, protocol.Opened, self._limits.open_s)
+            if opened is None:
                 return False
+            if opened.costs is not None:
+                self._costs[namespace] = opened.costs
             self._opened.add(namespace)
         return True
 
@@ -273,17 +296,24 @@ class Promise:
         client: NodeClient,
         ticket: int | None,
         word: int,
-        num_held: int,
-        num_ready: int | None,
+        reply: protocol.Promoted,
     ) -> None:
-        """`num_ready` None: still being read, told by the board's word `word`."""
+        """While `reply` is pending, the board's word `word` tells how far it is."""
         self._client, self._word = client, word
         self.ticket = ticket
         """The number that workers acknowledge; None: nothing is held."""
         self._board = client._board
-        self._num_ready = num_ready
-        self.num_held = num_held
+        self._num_ready = None if reply.pending else reply.num_ready
+        self.num_held = reply.num_held
         """Blocks that some tier holds."""
+        self.by_tier, self.plan = reply.by_tier, reply.plan
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that are in memory, or will be: what lies behind is worth storing again."""
+        if self.plan is None or self.plan.num_blocks == self.num_held:
+            return self.num_held
+        return max(self.plan.num_blocks, self.by_tier.get("memory", 0))
 
     def poll(self) -> tuple[bool, int]:
         """Whether it is over, and the blocks that are ready. Costs no message."""

@@ -35,8 +35,9 @@ Tell = Callable[[Phase, int], None]
 class Promotion:
     """One prompt's promotion. Its state is guarded by the lock of `Promotions`."""
 
-    def __init__(self, chain: KeyChain, tell: Tell) -> None:
+    def __init__(self, chain: KeyChain, tell: Tell, timeout_s: float) -> None:
         self.chain = chain
+        self.timeout_s = timeout_s
         self.nbytes = len(chain) * align_up(chain.block_nbytes)
         """Bytes that it counts for in the budget."""
         self.lease: Lease | None = None
@@ -66,12 +67,14 @@ class Promotions:
         num_threads: int = 16,
         timeout_s: float = 30.0,
         on_load: Callable[[Lease], None] | None = None,
+        may_read: Callable[[str], bool] = lambda tier: True,
     ) -> None:
         """Reads longer than `timeout_s` are given up; what is ready then counts.
 
-        `on_load` sees every lease when it is ready.
+        `on_load` sees every lease when it is ready. A tier that `may_read` denies by its name is
+        not read any more.
         """
-        self._on_load = on_load
+        self._on_load, self._may_read = on_load, may_read
         self._store = store
         self._max_pinned_nbytes = max_pinned_nbytes
         self._timeout_s = timeout_s
@@ -94,10 +97,16 @@ class Promotions:
         """Promotions that wait for the budget."""
         return len(self._waiting)
 
-    def start(self, chain: KeyChain, tell: Tell) -> Promotion:
-        """Promote the blocks of `chain`, which some tier holds, or as many as may be pinned."""
-        most = self._max_pinned_nbytes // align_up(chain.block_nbytes)
-        promotion = Promotion(chain.run(0, min(len(chain), most)), tell)
+    def start(self, chain: KeyChain, tell: Tell, timeout_s: float = 0.0) -> Promotion:
+        """Promote the blocks of `chain`, which some tier holds, or as many as may be pinned.
+
+        `timeout_s` is for a read that is known to take longer than reads may.
+        """
+        promotion = Promotion(
+            chain.run(0, min(len(chain), self.max_blocks(chain.block_nbytes))),
+            tell,
+            max(timeout_s, self._timeout_s),
+        )
         with self._lock:
             if self._waiting or not self._fits(promotion):
                 self._waiting.append(promotion)
@@ -105,6 +114,15 @@ class Promotions:
             self.pinned_nbytes += promotion.nbytes
         self._begin(promotion)
         return promotion
+
+    def max_blocks(self, block_nbytes: int) -> int:
+        """How many blocks of one prompt may be pinned."""
+        return self._max_pinned_nbytes // align_up(block_nbytes)
+
+    def waiting_nbytes(self) -> int:
+        """Bytes of promotions that wait for the budget."""
+        with self._lock:
+            return sum(promotion.nbytes for promotion in self._waiting)
 
     def cut(self, promotion: Promotion, timeout_s: float) -> Lease | None:
         """Stop reading; the lease with what is ready, None if that takes too long.
@@ -170,7 +188,7 @@ class Promotions:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             promotion, key = job
-            self._load(promotion, promotion.chain, self._timeout_s)
+            self._load(promotion, promotion.chain, promotion.timeout_s)
             with self._lock:
                 del self._readers[key]
                 joined, promotion._joined = promotion._joined, []
@@ -197,7 +215,10 @@ class Promotions:
         if promotion.is_owned and not self._is_closing:
             try:
                 lease = self._store.load(
-                    chain, timeout_s=timeout_s, go_on=lambda ready: self._go_on(promotion, ready)
+                    chain,
+                    timeout_s=timeout_s,
+                    go_on=lambda ready, tier: self._go_on(promotion, ready, tier),
+                    may_read=self._may_read,
                 )
                 if self._on_load is not None:
                     self._on_load(lease)
@@ -211,10 +232,10 @@ class Promotions:
         if not is_owned:
             self._free(promotion)
 
-    def _go_on(self, promotion: Promotion, ready_blocks: int) -> bool:
+    def _go_on(self, promotion: Promotion, ready_blocks: int, tier: str) -> bool:
         with self._lock:
             self._tell(promotion, Phase.READING, ready_blocks)
-        return not promotion._is_cut and not self._is_closing
+        return not promotion._is_cut and not self._is_closing and self._may_read(tier)
 
     def _tell(self, promotion: Promotion, phase: Phase, ready_blocks: int) -> None:
         """Tell how far one is, also to those that wait for the same blocks. Under the lock."""

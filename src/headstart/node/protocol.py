@@ -9,9 +9,9 @@ client is:
               the open connection is the proof that the worker lives
     anything  of `headstart node`'s commands: Status, Stop, Clear, Verify
 
-Requests are answered in order, one reply each. `Unclaim`, `Release`, `Commit` and `Abandon` are
-told, not asked: they have no reply. A ticket is a number that the scheduler chooses for a lease
-(`Promote`) or a reservation (`Reserve`); it is never used twice in a session.
+Requests are answered in order, one reply each; those with `is_told` have none. A ticket is a number
+that the scheduler chooses for a lease (`Promote`) or a reservation (`Reserve`); it is never used
+twice in a session.
 
 Nothing here is trusted: a frame of another magic, version or length, or a message that does not
 decode to its type, closes the connection it came from.
@@ -22,14 +22,19 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from typing import ClassVar
 
 import msgspec
 
 from headstart.errors import HeadstartError
+from headstart.node.planning import Asked as Asked
+from headstart.node.planning import Costs as Costs
+from headstart.node.planning import Decided as Decided
+from headstart.node.planning import Learnt as Learnt
+from headstart.node.planning import Message as _Message
+from headstart.node.planning import Planned as Planned
 from headstart.types import KEY_NBYTES, BlockKey
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_NBYTES = 16 << 20
 MAX_KEYS = MAX_MESSAGE_NBYTES // KEY_NBYTES // 2
 MAX_WORKERS = 1024
@@ -44,13 +49,6 @@ _REPLY_NBYTES = 1 << 16
 
 class ProtocolError(HeadstartError):
     """The other side sent something that is no message."""
-
-
-class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: fields in order, no names on the wire."""
-
-    is_told: ClassVar[bool] = False
-    """Whether the message has no reply."""
 
 
 class Hello(_Message, frozen=True, tag="hello"):
@@ -76,7 +74,10 @@ class OpenNamespace(_Message, frozen=True, tag="open"):
 
 
 class Promote(_Message, frozen=True, tag="promote"):
-    """Bring the held prefix of these blocks into the arena; tell progress in word `word`."""
+    """Bring the held prefix of these blocks into the arena; tell progress in word `word`.
+
+    All of it, or, if something is `asked`, as much as the node plans.
+    """
 
     ticket: int
     word: int
@@ -84,6 +85,7 @@ class Promote(_Message, frozen=True, tag="promote"):
     block_nbytes: int
     keys: bytes
     """`KEY_NBYTES` a block, in prompt order from the prompt's start."""
+    asked: Asked | None = None
 
 
 class Claim(_Message, frozen=True, tag="claim"):
@@ -130,6 +132,12 @@ class Abandon(_Message, frozen=True, tag="abandon"):
     ticket: int
 
 
+class Decisions(_Message, frozen=True, tag="decisions"):
+    """Ask for what was decided after the record with this number."""
+
+    after: int = 0
+
+
 class Status(_Message, frozen=True, tag="status"):
     """Ask for the node's state."""
 
@@ -160,7 +168,9 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
 
 class Opened(_Message, frozen=True, tag="opened"):
-    """The namespace is known."""
+    """The namespace is known, and perhaps what an engine that had it learnt of its costs."""
+
+    costs: Costs | None = None
 
 
 class Promoted(_Message, frozen=True, tag="promoted"):
@@ -169,6 +179,10 @@ class Promoted(_Message, frozen=True, tag="promoted"):
     num_held: int
     num_ready: int
     pending: bool
+    by_tier: dict[str, int] = msgspec.field(default_factory=dict)
+    """Blocks at the start of the prompt that each tier holds."""
+    plan: Planned | None = None
+    """What is loaded of it; None: all, nothing was asked."""
 
 
 class Claimed(_Message, frozen=True, tag="claimed"):
@@ -219,6 +233,9 @@ Request = (
     | Reserve
     | Commit
     | Abandon
+    | Learnt
+    | Decided
+    | Decisions
     | Status
     | Stop
     | Clear

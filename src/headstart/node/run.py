@@ -18,6 +18,7 @@ from headstart.settings import Settings
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.2
+_SAVE_S = 30.0
 _MAX_DRAIN_S = 3600.0
 _SWITCH_S = 0.0005
 """Python hands the interpreter over so often, in seconds: an engine waits for an answer at most
@@ -41,7 +42,11 @@ def run_node(
         signal.signal(number, end.on_signal)
     path = node_socket(settings)
     with listening(path) as sock, open_store(settings) as store:
-        services = Services(store, lease_ttl_s=settings.node.lease_ttl)
+        services = Services(
+            store,
+            lease_ttl_s=settings.node.lease_ttl,
+            costs_path=settings.tiers[0].root / "costs.json" if settings.tiers else None,
+        )
         http = HttpServer(services.metrics, settings.node.metrics_port)
         server = Server(sock, services, end.ask)
         try:
@@ -79,12 +84,15 @@ class _End:
 
 def _wait(services: Services, end: _End, idle_exit_s: float | None) -> None:
     """Sweep expired leases until it is time to end."""
-    used_at = time.monotonic()
+    used_at = saved_at = time.monotonic()
     while not end.wait(_TICK_S):
         services.sessions.beat()
         expired = services.sessions.sweep()
         if expired:
             _log.info("%d leases were not claimed in time", expired)
+        if time.monotonic() - saved_at > _SAVE_S:
+            saved_at = time.monotonic()
+            services.learnt.save_aside()
         counts = services.sessions.counts()
         if counts["sessions"] or counts["workers"]:
             used_at = time.monotonic()

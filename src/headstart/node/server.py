@@ -32,7 +32,7 @@ _FRAME_S = 5.0
 _MAP_S = 120.0
 _ACCEPT_AGAIN_S = 0.1
 _PEER = struct.Struct("3i")
-_COMMANDS = (protocol.Status, protocol.Stop, protocol.Clear, protocol.Verify)
+_COMMANDS = (protocol.Decisions, protocol.Status, protocol.Stop, protocol.Clear, protocol.Verify)
 _MAX_PATH = 107  # sockaddr_un
 
 
@@ -278,6 +278,8 @@ class _Connection:
                 return protocol.Done(self._services.clear(request.namespace))
             case protocol.Verify():
                 return protocol.State(self._services.verify())
+            case protocol.Decisions():
+                return protocol.State(self._services.decisions.after(request.after))
             case _:
                 return protocol.State(self._services.status())
 
@@ -303,8 +305,13 @@ class _Connection:
                 )
                 return sessions.reserve(session, self, request, chain)
             case protocol.OpenNamespace():
-                self._services.store.open_namespace(Namespace.from_json(request.text))
-                return protocol.Opened()
+                namespace = Namespace.from_json(request.text)
+                self._services.store.open_namespace(namespace)
+                return protocol.Opened(self._services.learnt.get(namespace.id))
+            case protocol.Learnt():
+                self._services.learnt.put(request.namespace, request.costs)
+            case protocol.Decided():
+                self._services.decisions.add(request)
             case protocol.Unclaim() | protocol.Release() | protocol.Commit() | protocol.Abandon():
                 sessions.tell(session, request)
         return None

@@ -6,15 +6,23 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
+
+from prometheus_client.core import Metric
 
 from headstart.errors import ConfigError
 from headstart.metrics import Metrics
+from headstart.node.decisions import DecisionLog
+from headstart.node.devices import TICK_S, Devices
+from headstart.node.learnt import LearntCosts
 from headstart.node.promotions import Promotions
 from headstart.node.sessions import Sessions
+from headstart.node.tables import planning_metrics
 from headstart.store import PrefixStore
 
+_SAVE_S = 5.0
 STATUS_SCHEMA = "headstart.node.status/1"
 
 
@@ -26,16 +34,30 @@ class Services:
         store: PrefixStore,
         *,
         lease_ttl_s: float = 60.0,
+        tick_s: float | None = TICK_S,
+        costs_path: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tick_s`: how often somebody looks after the tiers' devices; None: never.
+
+        `costs_path`: where engines' costs outlive the node.
+        """
         self.store = store
         self.boot = secrets.token_bytes(16)
-        self.metrics = Metrics(store.stats, self.usage, self.gauges)
+        self.devices = Devices(store.lower, tick_s=tick_s)
+        self.decisions = DecisionLog()
+        self.learnt = LearntCosts(costs_path)
+        self.metrics = Metrics(store.stats, self.usage, self.gauges, self.table)
         # Waiting prompts pin at most half of the memory, so that storing goes on.
         self._promotions = Promotions(
-            store, max_pinned_nbytes=store.arena.nbytes // 2, on_load=self.metrics.load
+            store,
+            max_pinned_nbytes=store.arena.nbytes // 2,
+            on_load=self.metrics.load,
+            may_read=self.devices.may_read,
         )
-        self.sessions = Sessions(store, self._promotions, lease_ttl_s=lease_ttl_s, clock=clock)
+        self.sessions = Sessions(
+            store, self._promotions, self.devices, lease_ttl_s=lease_ttl_s, clock=clock
+        )
         self._clock, self._started = clock, clock()
         self._verifying = threading.Lock()
 
@@ -54,6 +76,10 @@ class Services:
             "pinned_bytes": self._promotions.pinned_nbytes,
         }
 
+    def table(self) -> Iterator[Metric]:
+        """Metrics of decisions and devices."""
+        return planning_metrics(self.decisions, self.devices.states())
+
     def status(self) -> dict[str, object]:
         """What `headstart node status` shows."""
         stats = self.store.stats()
@@ -70,6 +96,8 @@ class Services:
                 "queued_nbytes": stats.queued_nbytes,
             },
             "namespaces": self.usage(),
+            "devices": {name: asdict(state) for name, state in self.devices.states().items()},
+            "decisions": dict(self.decisions.num_by_reason),
         }
 
     def clear(self, namespace: str) -> str:
@@ -103,4 +131,6 @@ class Services:
 
     def close(self) -> None:
         """End the threads that read."""
+        self.devices.close()
+        self.learnt.save_aside(_SAVE_S)
         self._promotions.close()

@@ -16,19 +16,27 @@ No time-out ends it: a frozen engine that thaws must find what it had.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
+from headstart.costs import EngineCosts
+from headstart.errors import ConfigError
 from headstart.lease import Reservation
 from headstart.node.board import Board, Phase, create_board
+from headstart.node.devices import Devices
 from headstart.node.promotions import Promotion, Promotions
 from headstart.node.protocol import (
     NUM_WORDS,
     Abandon,
+    Asked,
     Claimed,
     Commit,
+    Planned,
     Promote,
     Promoted,
     Release,
@@ -36,12 +44,16 @@ from headstart.node.protocol import (
     Reserved,
     Unclaim,
 )
+from headstart.planner import Held, Prompt, Reason, plan
 from headstart.store import PrefixStore
 from headstart.types import BlockKey, KeyChain, NamespaceId
 
 _log = logging.getLogger(__name__)
 MAX_TICKETS = 65536
 _CUT_S = 0.1
+_MAX_READ_S = 3600.0
+_PATIENCE = 4.0
+"""A read goes on for so many times what its plan allows: it is free while the engine is busy."""
 _NOTHING = Claimed((), {}, 0.0)
 
 
@@ -72,11 +84,12 @@ class Sessions:
         self,
         store: PrefixStore,
         promotions: Promotions,
+        devices: Devices,
         *,
         lease_ttl_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._promotions = store, promotions
+        self._store, self._promotions, self._devices = store, promotions, devices
         self._lease_ttl_s, self._clock = lease_ttl_s, clock
         self._sessions: dict[bytes, Session] = {}
         self._workers: dict[bytes, int] = {}  # token -> open connections
@@ -140,16 +153,22 @@ class Sessions:
         self, session: Session, connection: object, asked: Promote, chain: KeyChain
     ) -> Promoted:
         """Look up `chain` and start to promote what is held of it."""
-        num_held = self._store.lookup(chain).num_blocks
+        found = self._store.lookup(chain)
+        num_held, by_tier = found.num_blocks, found.by_tier
+        plan = None if asked.asked is None else self._plan(asked.asked, chain, by_tier)
+        wanted = num_held if plan is None else plan.num_blocks
         full = len(session.leases) >= MAX_TICKETS or not 0 <= asked.word < NUM_WORDS
-        if not num_held or full or asked.ticket in session.leases:
-            return Promoted(num_held, 0, pending=False)
+        if not wanted or full or asked.ticket in session.leases:
+            return Promoted(num_held, 0, pending=False, by_tier=by_tier, plan=plan)
         board = session.board
 
         def tell(phase: Phase, ready_blocks: int) -> None:
             board.write(asked.word, asked.ticket, phase, ready_blocks)
 
-        promotion = self._promotions.start(chain.run(0, num_held), tell)
+        timeout_s = 0.0
+        if plan is not None:
+            timeout_s = min(_MAX_READ_S, _PATIENCE * (plan.load_s + plan.hedge_s))
+        promotion = self._promotions.start(chain.run(0, wanted), tell, timeout_s)
         with self._lock:
             # In this order: it may end in between, and then its lease is there.
             is_over, lease = promotion.is_over, promotion.lease
@@ -157,9 +176,40 @@ class Sessions:
             is_asked = session.connection is connection and asked.ticket not in session.leases
             if is_asked and (num_ready or not is_over):
                 session.leases[asked.ticket] = _LeaseTicket(promotion, self._expiry())
-                return Promoted(num_held, num_ready, pending=not is_over)
+                return Promoted(num_held, num_ready, not is_over, by_tier, plan)
         self._promotions.end(promotion)  # nobody knows of it, so nobody would
-        return Promoted(num_held, 0, pending=False)
+        return Promoted(num_held, 0, pending=False, by_tier=by_tier, plan=plan)
+
+    def _plan(self, asked: Asked, chain: KeyChain, by_tier: dict[str, int]) -> Planned:
+        """How much is worth loading of what tiers hold, by their present costs."""
+        prompt = Prompt(
+            num_tokens=asked.num_tokens,
+            block_size=asked.block_size,
+            block_nbytes=chain.block_nbytes,
+        )
+        engine = EngineCosts(**msgspec.structs.asdict(asked.costs))
+        most = self._promotions.max_blocks(chain.block_nbytes)
+        waiting_nbytes = self._promotions.waiting_nbytes()
+        held: list[Held] = []
+        is_broken = False
+        for tier, count in by_tier.items():
+            device = self._devices.by_tier.get(tier)
+            costs = None if device is None else device.costs(waiting_nbytes)
+            if device is not None and costs is None:
+                is_broken = is_broken or count > by_tier["memory"]
+                continue
+            held.append(Held(tier=tier, num_blocks=min(count, most), costs=costs))
+        made = plan(prompt, held, engine, busy_s=max(0.0, asked.busy_s))
+        if not math.isfinite(made.recompute_s + made.load_s + made.load_all_s):
+            raise ConfigError(f"nothing can be planned by {engine}")
+        num_held = min(max(by_tier.values()), most)
+        for tier, count in by_tier.items():
+            if made.num_blocks < min(count, most) and tier in self._devices.by_tier:
+                self._devices.by_tier[tier].want()
+        reason = Reason.BREAKER if is_broken and made.num_blocks < num_held else made.reason
+        return Planned(
+            made.num_blocks, reason, made.load_s, made.load_all_s, made.prefill_s, made.hedge_s
+        )
 
     def claim(self, session: Session, connection: object, ticket: int) -> Claimed:
         """What is ready of a ticket, now claimed; a read that goes on is cut short."""
@@ -185,7 +235,8 @@ class Sessions:
         """Slots for the blocks of `chain` that are not held."""
         if not self.is_attached(session) or len(session.reservations) >= MAX_TICKETS:
             return Reserved(0, ())
-        num_held = self._store.lookup(chain).num_blocks
+        # What only lower tiers hold and the engine computed nevertheless is worth memory again.
+        num_held = self._store.lookup(chain).by_tier["memory"]
         missing = chain.run(num_held, len(chain))
         if not len(missing):
             return Reserved(num_held, ())

@@ -10,6 +10,7 @@ from headstart.testing.bounds import bounded_tests, run_bounded
 from headstart.testing.checks import bounded_stats, check_write, held
 from headstart.testing.harness import ODD_BLOCK_NBYTES, kit_namespace
 from headstart.testing.rig import OpenBatch, TierRig
+from headstart.tiers.base import Sampled
 from headstart.types import KEY_NBYTES, BlockKey, KeyChain, Outcome
 
 DONE, MISS = Outcome.DONE, Outcome.MISS
@@ -57,6 +58,17 @@ class BatchTests:
         rig.store(chain.run(0, 2), chain.run(2, 5))
         assert rig.read(chain.run(1, 4)) == [DONE] * 3
         assert rig.tier.lookup(chain.keys[3:]) == 2
+
+    def test_a_sample_can_be_read(self, rig: TierRig) -> None:
+        if not isinstance(rig.tier, Sampled):
+            return
+        assert rig.tier.sample() is None, "a sample of an empty tier"
+        rig.store(rig.chain("abc"), rig.chain("x"))
+        sample = rig.tier.sample()
+        if sample is not None:
+            assert len(sample) == 1
+            assert sample.keys[0] in (*rig.chain("abc").keys, *rig.chain("x").keys)
+            assert rig.read(sample) == [DONE]
 
     def test_a_miss_is_a_miss(self, rig: TierRig) -> None:
         chain = rig.chain("abc")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headstart.keys import Namespace
-from headstart.tiers.base import Batch, Progress, Tier
+from headstart.tiers.base import Batch, Progress, Sampled, Tier
 from headstart.types import BlockKey, KeyChain, NamespaceId, Outcome, TierStats, VerifyReport
 
 STALL_MAX_S = 30.0
@@ -112,6 +112,13 @@ class FaultyTier(_Wrapped):
         self._num_ios = 0
         self._num_failed = 0
 
+    def sample(self) -> KeyChain | None:
+        return self.inner.sample() if isinstance(self.inner, Sampled) else None
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        assert isinstance(self.inner, Sampled)
+        return self._wrap(self.inner.begin_probe(chain, targets))
+
     def stall(self) -> None:
         """Let every I/O that starts from now on wait for `resume()`, at most `STALL_MAX_S`."""
         self._flowing.clear()
@@ -199,6 +206,13 @@ class CountingTier(_Wrapped):
         with self._lock:
             self.num_lookups += 1
         return self.inner.lookup(keys)
+
+    def sample(self) -> KeyChain | None:
+        return self.inner.sample() if isinstance(self.inner, Sampled) else None
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        assert isinstance(self.inner, Sampled)
+        return self._wrap(self.inner.begin_probe(chain, targets))
 
     def enter(self) -> None:
         """An I/O starts."""

@@ -113,6 +113,17 @@ class Tier(Protocol):
         """Release the medium. Idempotent."""
 
 
+@runtime_checkable
+class Sampled(Protocol):
+    """A tier whose speed can be measured before anybody asks for a block of it."""
+
+    def sample(self) -> KeyChain | None:
+        """Some held block of an open namespace, as a chain of one; None when there is none."""
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """As `Tier.begin_read`, but nobody's use of the blocks: no hit, and they stay as old."""
+
+
 def read(tier: Tier, chain: KeyChain, targets: Sequence[memoryview]) -> list[Outcome]:
     """Read `chain` into `targets` on this thread, one outcome a block."""
     return run_inline(tier.begin_read(chain, targets))

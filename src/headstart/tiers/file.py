@@ -41,6 +41,7 @@ from headstart.units import PAGE_NBYTES, align_up, format_nbytes
 _log = logging.getLogger(__name__)
 
 _TOUCH_S = 3600.0
+_SAMPLE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,20 @@ class FileTier:
         self._check_open()
         return self.index.lookup(keys)
 
+    def sample(self) -> KeyChain | None:
+        """See `Sampled.sample`."""
+        self._check_open()
+        with self._lock:
+            ids = {number: space for space, number in self.namespaces.items()}
+            opened = set(self._opened)
+        records = [r for r in self.index.held(_SAMPLE_ROWS) if int(r["namespace"]) in opened]
+        return _chain_of(records[0], ids) if records else None
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """See `Sampled.begin_probe`."""
+        self._check_open()
+        return ReadBatch(self, chain, targets, is_use=False)
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `Tier.touch`."""
         self._check_open()
@@ -182,11 +197,7 @@ class FileTier:
             ids = {number: space for space, number in self.namespaces.items()}
         target = memoryview(mmap.mmap(-1, align_up(int(records["block_nbytes"].max(initial=1)))))
         for done, record in enumerate(records):
-            chain = KeyChain(
-                namespace=ids[int(record["namespace"])],
-                block_nbytes=int(record["block_nbytes"]),
-                keys=(BlockKey(bytes(record["key"])),),
-            )
+            chain = _chain_of(record, ids)
             batch = ReadBatch(self, chain, [target], is_use=False)
             if len(batch):
                 batch.run(0)
@@ -340,3 +351,12 @@ def _check_sizes(options: FileTierOptions) -> None:
             f"slab_nbytes={slab} must be a multiple of {PAGE_NBYTES} in "
             f"[{least}, capacity={capacity}]"
         )
+
+
+def _chain_of(record: np.void, ids: dict[int, NamespaceId]) -> KeyChain:
+    """The chain of one held block."""
+    return KeyChain(
+        namespace=ids[int(record["namespace"])],
+        block_nbytes=int(record["block_nbytes"]),
+        keys=(BlockKey(bytes(record["key"])),),
+    )

@@ -49,7 +49,7 @@ class LocalNode:
         nbytes = max(1, self._memory_blocks // 2) * SLOT
         transfer = Transfer("test", num_threads=2, max_queued_nbytes=nbytes)
         self.store = PrefixStore(memory, [(self.slow, transfer)])
-        self.services = Services(self.store)
+        self.services = Services(self.store, tick_s=None)
         self._exit = contextlib.ExitStack()
         self._exit.callback(self.store.close)
         self._exit.callback(self.services.close)

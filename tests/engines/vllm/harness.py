@@ -249,7 +249,7 @@ class Engine:
         transfer = {
             "kv_connector": "HeadstartConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"node": str(node), **(extra or {})},
+            "kv_connector_extra_config": {"node": str(node), "load": "always", **(extra or {})},
         }
         options = {
             "skip_tokenizer_init": True,

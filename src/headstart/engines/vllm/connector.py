@@ -26,6 +26,7 @@ from headstart.engines.vllm import identity, shape
 from headstart.engines.vllm.copier import TorchCopier, touch
 from headstart.engines.vllm.metrics import ConnectorStats, PromMetrics
 from headstart.engines.vllm.options import Options
+from headstart.engines.vllm.pace import Pace, prior_costs
 from headstart.engines.vllm.scheduler import SchedulerSide
 from headstart.engines.vllm.step import StepMeta, WorkerHandshake, WorkerMeta
 from headstart.engines.vllm.supported import check_supported
@@ -164,6 +165,7 @@ class HeadstartConnector(KVConnectorBase_V1):
             self._identify,
             shape=self._shape,
             options=self._options,
+            pace=Pace(prior_costs(self._vllm_config)),
         )
 
     @_hook(lambda: None)

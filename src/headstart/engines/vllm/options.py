@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -29,11 +29,22 @@ class Options(Strict):
     idle_exit: str = Field(
         default="10min", description="How long a node that was started here outlives its engines."
     )
+    load: Literal["planned", "always", "never"] = Field(
+        default="planned",
+        description='"planned" loads what comes sooner than it is computed, "always" all that is '
+        'held, "never" nothing, but stores.',
+    )
+    shadow: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the requests that load nothing, to check what is predicted.",
+    )
     stall: Seconds = Field(
         default=0.5, description="A request stops waiting for a read that has not moved so long."
     )
     max_wait: Seconds = Field(
-        default=10.0, description="How long a request waits for a read that does move."
+        default=60.0, description="How long a request waits for a read that does move, at most."
     )
     async_load_nbytes: Nbytes = Field(
         default=256 << 20,

@@ -32,9 +32,22 @@ class Record:
     is_shipped: bool = False
     """Whether workers have, or will have, the claim's addresses."""
     num_preemptions: int = 0
-    polled_at: float | None = None
+    arrived: int = 0
+    """Requests before it have smaller numbers."""
+    found: Promise | None = None
+    """What the node said when it came, also after the promise itself is gone."""
+    promoted_at: float = 0.0
+    polled_at: float = 0.0
+    """The first time since it was promoted; 0: never."""
+    seen_at: float = 0.0
+    seen_busy_s: float = 0.0
+    exposed_s: float = 0.0
+    """How much later than at once it is computed, since it waited."""
     moved_at: float = 0.0
     progress: tuple[int, int] = (0, 0)
+    waited_s: float = 0.0
+    scheduled_at: float = 0.0
+    """When the first step that computes it was; 0: none yet."""
     next_store: int = 0
     """Blocks before this one are stored, or on their way."""
     num_storing: int = 0
@@ -66,13 +79,18 @@ class Record:
         """Tokens that so many blocks are worth: the last one of a request is always computed."""
         return min(num_blocks * self.shape.block_size, int(self.request.num_tokens) - 1)
 
-    def see(self, progress: tuple[int, int], now: float) -> tuple[float, float]:
-        """A poll found its promotion so far; seconds since it last moved, and since the first."""
-        if self.polled_at is None:
-            self.polled_at = self.moved_at = now
+    def see(self, progress: tuple[int, int], now: float, busy_s: float) -> None:
+        """A poll found its promotion so far; the engine has been busy for so long in all.
+
+        While the engine computed for others, this request could not have been computed either.
+        """
+        if not self.polled_at:
+            self.polled_at = self.moved_at = self.seen_at = now
+            self.seen_busy_s = busy_s
         if progress != self.progress:
             self.progress, self.moved_at = progress, now
-        return now - self.moved_at, now - self.polled_at
+        self.exposed_s += max(0.0, now - self.seen_at - (busy_s - self.seen_busy_s))
+        self.seen_at, self.seen_busy_s = now, busy_s
 
     def unclaim(self) -> None:
         """No admission followed the claim."""

@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headstart.engines.vllm.judge import Judge, as_message
 from headstart.engines.vllm.options import Options
+from headstart.engines.vllm.pace import Pace
 from headstart.engines.vllm.record import Record
 from headstart.engines.vllm.shape import BlockShape
 from headstart.engines.vllm.stats import TIER_TOKENS, Sums
@@ -35,6 +37,8 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _ATTACH_S = 1.0
 _MAX_RESTARTS = 3
+_LEARN_STEPS = 16
+"""The node is told what was learnt each time that so many steps were."""
 
 Identify = Callable[[str, Any], Namespace]
 """The namespace of an epoch and of a request's adapter (None without)."""
@@ -62,11 +66,13 @@ class SchedulerSide:
         *,
         shape: BlockShape,
         options: Options,
+        pace: Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sums = Sums()
         self._client, self._identify, self._options = client, identify, options
-        self._shape, self._clock = shape, clock
+        self._shape, self._clock, self._pace = shape, clock, pace
+        self._judge = Judge(pace, options, shape)
         self._block_size, self._block_nbytes = shape.block_size, shape.block_nbytes
         self._epoch = ""
         self._namespaces: dict[tuple[str, Any], NamespaceId] = {}
@@ -78,7 +84,9 @@ class SchedulerSide:
         self._storing: dict[int, _Store] = {}
         self._acks: dict[int, int] = {}
         self._failed: set[int] = set()
-        self._namespace_of(None)
+        self._num_arrived = self._num_learnt = 0
+        self._home = self._namespace_of(None)
+        """Under which what is learnt of this engine is kept."""
 
     # -- requests come and go
 
@@ -92,7 +100,9 @@ class SchedulerSide:
         record.told = {"prompt_tokens": request.num_tokens, "outcome": "miss"}
         self._records[request.request_id] = record
         record.extend()
-        if not request.skip_reading_prefix_cache:
+        self._num_arrived += 1
+        record.arrived = self._num_arrived
+        if self._judge.may_load() and not request.skip_reading_prefix_cache:
             self._promote(record)
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
@@ -199,6 +209,7 @@ class SchedulerSide:
         for record in claims:
             if record.claimed is not None and not record.is_shipped:
                 record.unclaim()
+        self._meta.number = self._judge.begin(output, self._records, self._clock())
         self._store(self._meta, output)
         self._client.flush()
         return self.loads()
@@ -211,6 +222,11 @@ class SchedulerSide:
 
     def workers_told(self, told: WorkerMeta) -> None:
         """See `update_connector_output`."""
+        for decided in self._judge.end(told, self._clock()):
+            self._client.decided(decided)
+        if self._pace.num_steps >= self._num_learnt + _LEARN_STEPS:
+            self._num_learnt = self._pace.num_steps
+            self._client.learnt(self._home, as_message(self._pace.costs))
         self._failed |= told.failed
         for ticket, count in told.done.items():
             acks = self._acks.get(ticket, 0) + count
@@ -311,31 +327,43 @@ class SchedulerSide:
 
     def _promote(self, record: Record) -> None:
         """Ask the node; the answer is known at once where nothing is held."""
-        record.polled_at = None
+        record.polled_at = record.exposed_s = 0.0
         if not record.keys:
             return
-        promise = self._client.promote(record.chain(0, len(record.keys)))
+        if not self._num_learnt:
+            self._pace.begin_with(self._client.costs_of(self._home))
+        asked = self._judge.ask(record, self._records.values())
+        record.promoted_at = self._clock()
+        promise = record.found = self._client.promote(record.chain(0, len(record.keys)), asked)
         self.sums.add(lookups=1)
         if promise is None:
             record.told["outcome"] = "no node"
             return
-        record.next_store = promise.num_held
+        record.next_store = promise.num_kept
         record.told["held_tokens"] = promise.num_held * self._block_size
+        if promise.plan is not None and promise.num_held:
+            record.told["reason"] = promise.plan.reason
         if promise.ticket is not None:
             record.promise = promise
+        elif promise.num_held and promise.plan is not None:
+            record.told["outcome"] = "declined"
 
     def _claim(self, record: Record, num_local: int) -> bool:
         """Claim what is ready, if it is time to; whether to wait on."""
         assert record.promise is not None
         is_over, ready = record.promise.poll()
-        unmoved_s, waited_s = record.see((ready, record.promise.pulse), self._clock())
-        if is_over:  # what was held and could not be read may be damaged and gone: offer it again
-            record.next_store = min(record.next_store, ready)
-        elif unmoved_s < self._options.stall and waited_s < self._options.max_wait:
-            return True
-        elif not record.told.get("late"):
-            record.told["late"] = True
-            self.sums.add(loads_late=1)
+        now = self._clock()
+        record.see((ready, record.promise.pulse), now, self._pace.busy_s)
+        waited_s = record.waited_s = now - record.polled_at
+        if not is_over:
+            others = self._records.values()
+            if self._judge.waits(record, others, num_local=num_local, ready=ready, now=now):
+                return True
+            if not record.told.get("late"):
+                record.told["late"] = True
+                self.sums.add(loads_late=1)
+        # What was held and could not be read may be damaged and gone, and is computed: offer it.
+        record.next_store = min(record.next_store, ready)
         if record.tokens(ready) <= num_local:
             record.end("late" if not is_over else "local" if ready else "miss")
             return False

@@ -28,6 +28,8 @@ class Copy:
 class StepMeta(KVConnectorMetadata):
     """From the scheduler to every worker, each step."""
 
+    number: int = 0
+    """Which step this is."""
     boot: bytes = b""
     """The run of the node that the scheduler talks to: workers map its arena in time."""
     loads: list[Copy] = field(default_factory=list)
@@ -44,8 +46,16 @@ class StepMeta(KVConnectorMetadata):
 
 @dataclass(slots=True, kw_only=True)
 class WorkerMeta(KVConnectorWorkerMetadata):
-    """From the workers to the scheduler, when there is something to tell."""
+    """From the workers to the scheduler, with the output of each step."""
 
+    number: int = 0
+    """Of the step."""
+    load_copy_s: float = 0.0
+    """Spent on copies to the engine, by the worker that took longest."""
+    store_copy_s: float = 0.0
+    """Spent on copies from the engine, likewise."""
+    loaded_nbytes: int = 0
+    """Copied to the engine by all workers."""
     done: Counter[int] = field(default_factory=Counter)
     """Ticket -> number of workers that hold none of its addresses any more."""
     failed: set[int] = field(default_factory=set)
@@ -54,7 +64,14 @@ class WorkerMeta(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMeta:
         """What two workers tell, together."""
         assert isinstance(other, WorkerMeta)
-        return WorkerMeta(done=self.done + other.done, failed=self.failed | other.failed)
+        return WorkerMeta(
+            number=max(self.number, other.number),
+            load_copy_s=max(self.load_copy_s, other.load_copy_s),
+            store_copy_s=max(self.store_copy_s, other.store_copy_s),
+            loaded_nbytes=self.loaded_nbytes + other.loaded_nbytes,
+            done=self.done + other.done,
+            failed=self.failed | other.failed,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class WorkerSide:
         self.sums = Sums()
         self._mapping, self._copier, self._clock = mapping, copier, clock
         self._shard_start = shard_start
+        self._block_nbytes = block_nbytes
         self._blocks_per_step = max(1, step_nbytes // block_nbytes)
         self._arena_boot = b""
         self._arena = torch.empty(0, dtype=torch.uint8)
@@ -63,14 +64,15 @@ class WorkerSide:
         self._begin(meta)
         started = self._clock()
         for load in meta.loads:
-            if not self._copy(load, self._arena_of(load.boot), self._copier.load):
+            if not self._load(load, self._arena_of(load.boot)):
                 self._lost.update(block for block, _ in load.blocks)
                 self._num_tainted = self._num_batches
             self._told.done[load.ticket] += 1
         self._pending.extend((load, self._arena_of(load.boot)) for load in meta.async_loads)
         self._load_a_piece()
-        if meta.loads or meta.async_loads:
-            self.sums.add(load_copy_seconds=self._clock() - started)
+        if self._told.loaded_nbytes:
+            self._told.load_copy_s = self._clock() - started
+            self.sums.add(load_copy_seconds=self._told.load_copy_s)
         if not meta.loads and meta.boot:
             self._arena_of(meta.boot)  # a new run of the node: be ready before it is needed
 
@@ -84,7 +86,8 @@ class WorkerSide:
             if self._num_tainted or not self._copy(store, arena, self._copier.store):
                 self._told.failed.add(store.ticket)
             self._told.done[store.ticket] += 1
-        self.sums.add(store_copy_seconds=self._clock() - started)
+        self._told.store_copy_s = self._clock() - started
+        self.sums.add(store_copy_seconds=self._told.store_copy_s)
 
     def give_up(self, meta: StepMeta) -> None:
         """Report every load of a step, and what is left of others, as lost: all may be."""
@@ -111,7 +114,7 @@ class WorkerSide:
     def take_meta(self) -> WorkerMeta | None:
         """What the scheduler's half must know."""
         taken, self._told = self._told, WorkerMeta(done=Counter())
-        return taken if taken.done or taken.failed else None
+        return taken if taken.number or taken.done or taken.failed else None
 
     def close(self) -> None:
         """Give the arena up."""
@@ -120,6 +123,7 @@ class WorkerSide:
 
     def _begin(self, meta: StepMeta) -> None:
         """A step begins; whatever it lost before it got here is lost."""
+        self._told.number = meta.number
         self._num_tainted = self._num_batches if meta.lost_blocks else max(0, self._num_tainted - 1)
         self._lost.update(meta.lost_blocks)
         self._received.update(meta.lost_requests)
@@ -131,7 +135,7 @@ class WorkerSide:
             load, arena = self._pending[0]
             piece, rest = load.blocks[:left], load.blocks[left:]
             left -= len(piece)
-            if not self._copy(replace(load, blocks=piece), arena, self._copier.load):
+            if not self._load(replace(load, blocks=piece), arena):
                 self._lost.update(block for block, _ in load.blocks)
                 rest = ()
             if rest:
@@ -140,6 +144,10 @@ class WorkerSide:
                 self._pending.popleft()
                 self._told.done[load.ticket] += 1
                 self._received.add(load.request_id)
+
+    def _load(self, load: Copy, arena: torch.Tensor) -> bool:
+        self._told.loaded_nbytes += len(load.blocks) * self._block_nbytes
+        return self._copy(load, arena, self._copier.load)
 
     def _copy(
         self,

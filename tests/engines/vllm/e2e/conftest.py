@@ -549,7 +549,7 @@ def make_engine(tmp_path_factory, model):
 
         def make(node, *options, extra=None, model=model, env=None):
             folder = tmp_path_factory.mktemp("engine")
-            extra = {"node": str(getattr(node, "path", node)), **(extra or {})}
+            extra = {"node": str(getattr(node, "path", node)), "load": "always", **(extra or {})}
             engine = Engine(folder, model, *options, extra=extra, env=env)
             stack.callback(lambda: engine.kill())
             return engine

@@ -1,0 +1,199 @@
+"""What a request is told to wait for, how long, and what came of it.
+
+The node plans when the request arrives (`headstart.planner`). Here, at each poll, the request may
+go on waiting only within its patience, of which the time counts that it alone costs: steps that
+compute for requests that run anyway are no loss to it, those that take in others behind it are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from headstart.costs import EngineCosts
+from headstart.engines.vllm.options import Options
+from headstart.engines.vllm.pace import Pace
+from headstart.engines.vllm.record import Record
+from headstart.engines.vllm.shape import BlockShape
+from headstart.engines.vllm.step import WorkerMeta
+from headstart.node import protocol
+from headstart.planner import Prompt, Wait, may_wait, regret_s
+
+_BUSY_SHARE = 0.5
+"""Of what the engine has to compute for others: they may have hits, too, or be aborted."""
+_MAX_OTHERS = 64
+"""More are not looked at: polls are on the thread that schedules."""
+_MAX_STEPS = 8
+"""Steps that may be under way at once."""
+_MIN_PREFILL_S = 0.005
+_SPEEDS = (0.5, 2.0)
+
+
+class Judge:
+    """See the module. For the scheduler's thread."""
+
+    def __init__(self, pace: Pace, options: Options, shape: BlockShape) -> None:
+        self._pace, self._options, self._shape = pace, options, shape
+        self._random = random.Random(0)
+        self._finishing: dict[int, list[Record]] = {}
+        """By step: those whose first token comes with its output."""
+
+    def may_load(self) -> bool:
+        """Whether the next request may load anything at all."""
+        shadow = self._options.shadow
+        return self._options.load != "never" and not (shadow and self._random.random() < shadow)
+
+    def ask(self, record: Record, others: Iterable[Record]) -> protocol.Asked | None:
+        """What the node needs to know to plan for a request; None: all of it is loaded."""
+        if self._options.load != "planned":
+            return None
+        costs = self._pace.costs
+        busy_s = sum(
+            costs.prefill_s(int(other.request.num_computed_tokens), int(other.request.num_tokens))
+            for other in islice(others, _MAX_OTHERS)
+            if other is not record
+        )
+        return protocol.Asked(
+            num_tokens=int(record.request.num_tokens),
+            block_size=self._shape.block_size,
+            costs=as_message(costs),
+            busy_s=_BUSY_SHARE * busy_s,
+        )
+
+    def waits(
+        self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
+    ) -> bool:
+        """Whether a request whose promotion goes on waits for it, once more."""
+        assert record.promise is not None
+        plan = record.promise.plan
+        waited_s, unmoved_s = now - record.polled_at, now - record.moved_at
+        if waited_s >= self._options.max_wait:
+            return False
+        if plan is None:
+            return unmoved_s < self._options.stall
+        if unmoved_s >= max(self._options.stall, plan.load_s / 2):
+            return False
+        prompt, costs = self._prompt(record, num_local), self._pace.costs
+        whole_s = self._prompt(record, 0).recompute_s(costs)
+        step_s = self._step_s(record, others)
+        wait = Wait(
+            ready=ready,
+            planned=plan.num_blocks,
+            waited_s=record.exposed_s,
+            left_s=_left_s(plan, ready, now - record.promoted_at),
+            hedge_s=plan.hedge_s * prompt.recompute_s(costs) / max(whole_s, 1e-9),
+            step_s=step_s,
+        )
+        if not may_wait(prompt, costs, wait):
+            return False
+        record.exposed_s += step_s
+        return True
+
+    def begin(self, output: Any, records: Mapping[str, Record], now: float) -> int:
+        """A step is scheduled; its number."""
+        work: dict[str, tuple[int, int]] = {}
+        finishing = []
+        for request_id, new in output.num_scheduled_tokens.items():
+            record = records.get(request_id)
+            if record is None:  # one that is not followed: nothing is learnt from this step
+                return self._pace.begin({}, now)
+            record.scheduled_at = record.scheduled_at or now
+            cached = int(record.request.num_computed_tokens)
+            work[request_id] = cached, new
+            if cached < record.request.num_prompt_tokens <= cached + new:
+                finishing.append(record)
+        number = self._pace.begin(work, now)
+        if finishing:
+            self._finishing[number] = finishing
+            self._finishing.pop(number - _MAX_STEPS, None)
+        return number
+
+    def end(self, told: WorkerMeta, now: float) -> list[protocol.Decided]:
+        """The output of a step is there: learn from it; what came of whom."""
+        self._pace.end(told, now)
+        finished = self._finishing.pop(told.number, [])
+        verdicts = [self._verdict(record, now) for record in finished]
+        for record in finished:
+            record.found = None  # a preempted one is not judged twice
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _verdict(self, record: Record, now: float) -> protocol.Decided | None:
+        """What was decided for a request whose first token is there, and what came of it."""
+        costs, found = self._pace.costs, record.found
+        if found is None:
+            return None
+        loaded = int(record.told.get("loaded_tokens", 0))
+        prompt = self._prompt(record, record.num_local)
+        waited_s, prefill_s = record.waited_s, now - record.scheduled_at
+        blocks = (record.num_local + loaded + self._shape.block_size - 1) // self._shape.block_size
+        predicted_s = prompt.prefill_s(costs, blocks if loaded else 0)
+        speed = prefill_s / predicted_s if predicted_s > _MIN_PREFILL_S else 1.0
+        speed = min(max(speed, _SPEEDS[0]), _SPEEDS[1])
+        recompute_s = speed * prompt.recompute_s(costs)
+        plan, best_load_s = found.plan, None
+        is_late = bool(record.told.get("late"))
+        if plan is not None and found.num_held and not is_late:  # else nobody knows what it takes
+            best_load_s = plan.load_all_s + speed * prompt.prefill_s(costs, found.num_held)
+        size = self._shape.block_size
+        return protocol.Decided(
+            request_id=str(record.request.request_id),
+            prompt_tokens=int(record.told["prompt_tokens"]),
+            found_tokens=found.num_held * size,
+            found_by_tier={tier: count * size for tier, count in found.by_tier.items()},
+            loaded_tokens=loaded,
+            reason=plan.reason if plan is not None else "always" if found.num_held else "miss",
+            predicted_load_s=0.0 if plan is None else plan.load_s,
+            predicted_prefill_s=predicted_s if plan is None else plan.prefill_s,
+            deadline_s=0.0 if plan is None else plan.hedge_s,
+            actual_load_s=waited_s,
+            actual_prefill_s=prefill_s,
+            saved_s=recompute_s - waited_s - prefill_s,
+            regret_s=regret_s(
+                actual_load_s=waited_s,
+                actual_prefill_s=prefill_s,
+                recompute_s=recompute_s,
+                best_load_s=best_load_s,
+            ),
+            is_late=is_late,
+        )
+
+    def _prompt(self, record: Record, num_local: int) -> Prompt:
+        return Prompt(
+            num_tokens=int(record.request.num_tokens),
+            block_size=self._shape.block_size,
+            block_nbytes=self._shape.block_nbytes,
+            num_local=num_local,
+        )
+
+    def _step_s(self, record: Record, others: Iterable[Record]) -> float:
+        """Of the step that goes first if this request waits: for those behind it that do not."""
+        tokens = sum(
+            max(0, int(other.request.num_tokens) - int(other.request.num_computed_tokens))
+            for other in islice(others, _MAX_OTHERS)
+            if other is not record
+            and other.promise is None
+            and other.arrived > record.arrived
+            and not other.request.num_computed_tokens
+        )
+        return self._pace.step_s(min(tokens, self._pace.costs.max_step_tokens)) if tokens else 0.0
+
+
+def _left_s(plan: protocol.Planned, ready: int, elapsed_s: float) -> float:
+    """Predicted until all is there: as planned, or by what has come, once that is late."""
+    if elapsed_s < plan.load_s:
+        return plan.load_s - elapsed_s
+    return elapsed_s * (plan.num_blocks - ready) / max(1, ready)
+
+
+def as_message(costs: EngineCosts) -> protocol.Costs:
+    """Costs as the node is told them."""
+    return protocol.Costs(
+        costs.step_s,
+        costs.token_s,
+        costs.pair_s,
+        costs.uncertainty,
+        costs.max_step_tokens,
+        costs.copy_bytes_per_s,
+    )

@@ -1,0 +1,224 @@
+"""The tiers' devices as the node sees them: what their reads cost now, and whether to trust them.
+
+Every read that ends is learnt from. A device that breaks its model, or gives nothing for long, is
+left alone by requests (`Breaker`) until background reads of held blocks, *probes*, say how fast it
+is. They are made as well where a model is still a guess, and where requests were told to compute
+rather than wait for a device: else nobody would notice that it has become fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headstart.breaker import Breaker, Cause
+from headstart.costs import ReadCosts, ReadModel
+from headstart.tiers.base import Sampled, Tier
+from headstart.transfer import ReadSample, Transfer
+from headstart.types import Outcome
+from headstart.units import align_up
+
+_log = logging.getLogger(__name__)
+TICK_S = 0.1
+_STALL_S = 0.5
+_STALL_RATIO = 10.0
+_NUM_FIRST = 3
+"""Probes of a device of which nothing is known."""
+_WANTED_S = 60.0
+_REST_S = 2.0
+_MAX_REST_S = 10.0
+_REST_RATIO = 10.0
+_NOISE_S = 0.05
+"""A read that is late by less says nothing about a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """What `headstart node status` shows of a tier's device."""
+
+    bytes_per_s: float
+    fixed_s: float
+    num_observed: int
+    breaker: str
+    """Why it is open; "closed"."""
+    num_opened: int
+    num_probes: int
+
+
+class Device:
+    """One tier's. Thread-safe."""
+
+    def __init__(self, tier: Tier, transfer: Transfer, *, clock: Callable[[], float]) -> None:
+        self.name = tier.name
+        self._tier, self._transfer, self._clock = tier, transfer, clock
+        self._model, self._breaker = ReadModel(), Breaker()
+        self._lock = threading.Lock()
+        self._is_probing = False
+        self._num_probes = 0
+        self._closed_at = float("-inf")
+        self._wanted_until = self._next_probe_at = float("-inf")
+        transfer.on_read = self._observe
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its breaker is open: no request may read."""
+        return self._breaker.is_open
+
+    def costs(self, waiting_nbytes: int = 0) -> ReadCosts | None:
+        """What a read costs that is asked for now, behind so many bytes; None: none may be."""
+        with self._lock:
+            if self._breaker.is_open:
+                return None
+            ahead_nbytes = self._transfer.reading_nbytes + waiting_nbytes
+            return self._model.costs(ahead_nbytes, self._transfer.inflight_nbytes)
+
+    def want(self) -> None:
+        """A request would have liked to read from it, had it been faster."""
+        self._wanted_until = self._clock() + _WANTED_S
+
+    def state(self) -> DeviceState:
+        """Its present state."""
+        with self._lock:
+            costs = self._model.costs()
+            return DeviceState(
+                bytes_per_s=costs.bytes_per_s,
+                fixed_s=costs.fixed_s,
+                num_observed=self._model.num_observed,
+                breaker=self._breaker.cause or "closed",
+                num_opened=self._breaker.num_opened,
+                num_probes=self._num_probes,
+            )
+
+    def tick(self) -> None:
+        """Look for a stall, and probe if it is time to."""
+        unmoved_s, now = self._transfer.unmoved_s(), self._clock()
+        with self._lock:
+            item_s = self._model.costs().read_s(self._transfer.inflight_nbytes)
+            if unmoved_s > max(_STALL_S, _STALL_RATIO * item_s):
+                self._open(Cause.STALL, now)
+            if self._is_probing or not self._is_due(now):
+                return
+            self._is_probing = True
+        is_begun = False
+        try:
+            is_begun = self._probe()
+        finally:
+            if not is_begun:
+                self._is_probing, self._next_probe_at = False, now + _REST_S
+
+    def _is_due(self, now: float) -> bool:
+        if self._breaker.is_open:
+            return self._breaker.is_probe_due(now)
+        if now < self._next_probe_at or self._transfer.reading_nbytes:
+            return False
+        return self._model.num_observed < _NUM_FIRST or now < self._wanted_until
+
+    def _probe(self) -> bool:
+        """Begin to read a held block; False when there is none."""
+        if not isinstance(self._tier, Sampled) or (chain := self._tier.sample()) is None:
+            return False
+        target = memoryview(mmap.mmap(-1, align_up(chain.block_nbytes)))
+
+        def done(outcomes: list[Outcome]) -> None:
+            seconds = max(1e-6, self._clock() - started)
+            self._probed(chain.block_nbytes, seconds, is_good=outcomes == [Outcome.DONE])
+
+        batch = self._tier.begin_probe(chain, [target])
+        self._num_probes += 1
+        started = self._clock()
+        self._transfer.read(batch, done)
+        return True
+
+    def _probed(self, nbytes: int, seconds: float, *, is_good: bool) -> None:
+        now = self._clock()
+        with self._lock:
+            self._is_probing = False
+            is_first = is_good and self._model.num_observed < _NUM_FIRST
+            rest_s = 0.0 if is_first else max(_REST_S, _REST_RATIO * seconds)
+            self._next_probe_at = now + min(_MAX_REST_S, rest_s)
+            if is_good:
+                self._model.observe(nbytes, seconds)
+            elif self._breaker.read(ratio=1.0, is_good=False, now=now):
+                self._opened()
+                return
+            rate = nbytes / seconds if is_good else None
+            if self._breaker.probed(bytes_per_s=rate, now=now):
+                self._closed_at = now
+                _log.warning("tier %s is used again: %.0f MB/s", self.name, nbytes / seconds / 1e6)
+
+    def _observe(self, sample: ReadSample) -> None:
+        """A request's read is over."""
+        now = self._clock()
+        with self._lock:
+            if self._breaker.is_open or now - sample.seconds < self._closed_at:
+                return  # what it took while the device was ill says nothing about later
+            ratio = 1.0
+            if sample.nbytes and sample.is_good and sample.seconds > 0.0:
+                found = self._model.ratio(sample.nbytes, sample.seconds)
+                late_s = sample.seconds * (1.0 - 1.0 / found)
+                if late_s > _NOISE_S and self._model.num_observed >= _NUM_FIRST:
+                    ratio = found
+                self._model.observe(sample.nbytes, sample.seconds)
+            opened = self._breaker.read(ratio=ratio, is_good=sample.is_good, now=now)
+            if opened:
+                self._opened()
+
+    def _open(self, cause: Cause, now: float) -> None:
+        if self._breaker.open(cause, now):
+            self._opened()
+
+    def _opened(self) -> None:
+        self._model.reset()
+        _log.warning(
+            "tier %s breaks its model (%s): requests are computed until it is measured again",
+            self.name,
+            self._breaker.cause,
+        )
+
+
+class Devices:
+    """All lower tiers' devices, and the thread that looks after them."""
+
+    def __init__(
+        self,
+        lower: Sequence[tuple[Tier, Transfer]],
+        *,
+        tick_s: float | None = TICK_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tick_s` None: nobody looks after them but the caller, by `Device.tick`."""
+        self.by_tier = {tier.name: Device(tier, transfer, clock=clock) for tier, transfer in lower}
+        self._ends = threading.Event()
+        self._threads: list[threading.Thread] = []
+        if tick_s is not None and self.by_tier:
+            thread = threading.Thread(
+                target=self._work, args=(tick_s,), name="headstart-probe", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def may_read(self, tier: str) -> bool:
+        """Whether requests may read a tier."""
+        return not self.by_tier[tier].is_open
+
+    def states(self) -> dict[str, DeviceState]:
+        """The state of each, by tier."""
+        return {name: device.state() for name, device in self.by_tier.items()}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, tick_s: float) -> None:
+        while not self._ends.wait(tick_s):
+            for device in self.by_tier.values():
+                try:
+                    device.tick()
+                except Exception:  # noqa: BLE001 - a thread's top: a bug costs probes, not the node
+                    _log.exception("tier %s could not be looked after", device.name)

@@ -1,0 +1,130 @@
+"""Probes: background reads of a device that nobody asked for, and when there are none."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from device_rig import BAD, BLOCK, NAMESPACE, Rig, chain
+from headstart.node.devices import Devices
+
+SOON = 20.0
+
+
+@pytest.fixture
+def make_rig(tmp_path, monkeypatch):
+    monkeypatch.setattr("headstart.tiers.filebatch.COALESCE_NBYTES", 1)
+    rigs = []
+
+    def make(**options):
+        rigs.append(Rig(tmp_path / "file", **options))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture
+def rig(make_rig):
+    return make_rig()
+
+
+def test_a_device_of_which_nothing_is_known_is_probed_three_times_and_then_left_alone(rig):
+    rig.put("abcd", "xy")
+    assert [rig.tick() for _ in range(4)] == [1, 1, 1, 0]
+    assert sum(rig.tick(after_s=100.0) for _ in range(20)) == 0, "it is healthy, nobody asked"
+    assert rig.state.num_observed == 3
+    assert rig.device.costs().read_s(BLOCK) < 0.002, "better than the guess of before"
+
+
+def test_a_tier_that_holds_blocks_at_start_is_probed_before_anybody_asks(make_rig):
+    before = make_rig()
+    before.put("abcd")
+    before.close()
+    rig = make_rig(is_known=False)
+    assert rig.tick() == 0, "of no namespace that anybody has opened"
+    rig.store.open_namespace(NAMESPACE)
+    assert [rig.tick(after_s=3.0) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_an_empty_tier_is_not_probed(rig):
+    assert sum(rig.tick(after_s=5.0) for _ in range(5)) == 0
+    assert rig.counted.num_begun == 0
+
+
+def test_a_device_that_somebody_wanted_is_probed_for_a_while(rig):
+    rig.teach()
+    rig.device.want()
+    assert rig.tick() == 1
+    assert rig.tick(after_s=0.1) == 0, "with rests in between"
+    assert rig.tick(after_s=10.0) == 1
+    assert rig.tick(after_s=60.0) == 0
+    rig.device.want()
+    assert rig.tick() == 1
+
+
+def test_no_probe_gets_in_the_way_of_a_request(rig, soon):
+    rig.teach()
+    rig.device.want()
+    rig.slow.stall()
+    batch = rig.counted.begin_read(chain("a"), [memoryview(bytearray(BLOCK))])
+    ticket = rig.transfer.read(batch, nbytes=BLOCK)
+    rig.device.tick()
+    assert rig.state.num_probes == 0
+    rig.slow.resume()
+    assert ticket.wait(SOON)
+    assert rig.tick() == 1
+
+
+def test_probes_that_fail_rest_too(rig):
+    rig.put("abcd")
+    rig.io(BAD)
+    assert sum(rig.tick(after_s=0.1) for _ in range(50)) <= 10, "in 5 s"
+
+
+def test_a_probe_that_cannot_be_begun_is_not_the_last(rig, monkeypatch):
+    rig.put("abcd")
+
+    def refused(chain, targets):
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.counted, "begin_probe", refused)
+        with pytest.raises(OSError, match="too many"):
+            rig.device.tick()
+    assert not rig.device._is_probing
+    assert rig.tick(after_s=5.0) == 1
+
+
+def test_the_time_to_choose_a_block_is_not_the_devices(rig, monkeypatch):
+    """It grows with the number of blocks that a tier holds."""
+    rig.put("abcd")
+    sample = rig.counted.sample
+
+    def choose():
+        rig.clock.skip(0.1)
+        return sample()
+
+    monkeypatch.setattr(rig.counted, "sample", choose)
+    assert [rig.tick() for _ in range(3)] == [1, 1, 1]
+    assert rig.device.costs().read_s(BLOCK) < 0.01
+
+
+def test_a_probe_is_nobodys_hit(rig):
+    rig.teach()
+    before = rig.file.stats().num_hits
+    rig.device.want()
+    assert rig.tick() == 1
+    assert rig.file.stats().num_hits == before
+
+
+def test_a_thread_looks_after_devices_until_they_are_closed(rig, soon):
+    rig.put("abcd")
+    threads = threading.active_count()
+    devices = Devices(rig.store.lower, tick_s=0.002, clock=rig.clock)
+    soon(lambda: devices.states()["file"].num_observed == 3)
+    devices.close()
+    devices.close()
+    assert threading.active_count() == threads
