@@ -71,7 +71,7 @@ PLACEMENTS = (
                 "threading.Timer",
             }
         ),
-        # inflight, bench: they measure a device by threads of their own; testing: concurrent callers.
+        # inflight, bench: measured by threads of their own; testing: concurrent callers.
         modules=("transfer", "inflight", "node", "bench", "testing"),
         reason="threads are started in transfer.py and node/ only, so that they are bounded",
     ),

@@ -140,14 +140,17 @@ class LinearFit:
         x = np.array([sample[0] for sample in samples]) / y[:, None]  # relative errors
         # The prior stays where observations say nothing, at the size that they say.
         scale = 1.0 / float(np.median(x @ self._prior))
-        guess = self._prior * scale
-        anchors = self._typical / (self._typical @ guess)[:, None]
+        guess = self._typical @ (self._prior * scale)
+        anchors, wanted = self._typical / guess[:, None], np.ones(len(guess))
         weights, errors = np.ones(len(y)), np.zeros(len(y))
         for _ in range(_NUM_REWEIGHTS):
             gram = (x * weights[:, None]).T @ x + _PRIOR_WEIGHT * anchors.T @ anchors
-            moment = weights @ x + _PRIOR_WEIGHT * anchors.sum(axis=0)
+            moment = weights @ x + _PRIOR_WEIGHT * wanted @ anchors
             self._coefficients = _solve_non_negative(gram, moment)
             errors = np.abs(x @ self._coefficients - 1.0)
+            # An error of the prior counts by what the fit says there, not by the prior's own size.
+            fitted = np.maximum(self._typical @ self._coefficients, guess)
+            anchors, wanted = self._typical / fitted[:, None], guess / fitted
             weights = _HUBER / np.maximum(errors, _HUBER)
         few = self._prior_spread / (1 + len(y))
         self._spread = max(_MIN_SPREAD, float(np.quantile(errors, 0.8))) + few
@@ -225,7 +228,11 @@ class EngineModel:
             token_s=token_s,
             pair_s=pair_s,
             uncertainty=self._steps.spread if self.num_observed else self._prior.uncertainty,
-            copy_bytes_per_s=1.0 / byte_s if byte_s else self._prior.copy_bytes_per_s,
+            copy_bytes_per_s=(
+                1.0 / byte_s
+                if byte_s and self._copies.num_observed
+                else self._prior.copy_bytes_per_s
+            ),
         )
 
 

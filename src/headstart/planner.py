@@ -89,8 +89,10 @@ class Prompt:
 
     def prefill_s(self, engine: EngineCosts, num_blocks: int) -> float:
         """Seconds to the first token when so many blocks are in memory."""
-        copied = max(0, num_blocks - self.num_local // self.block_size) * self.block_nbytes
-        return engine.copy_s(copied) + engine.prefill_s(self.tokens(num_blocks), self.num_tokens)
+        tokens = self.tokens(num_blocks)
+        first = self.num_local // self.block_size
+        copied = (num_blocks - first) * self.block_nbytes if tokens > self.num_local else 0
+        return engine.copy_s(copied) + engine.prefill_s(tokens, self.num_tokens)
 
     def saved_s(self, engine: EngineCosts, num_blocks: int) -> float:
         """Seconds that so many blocks in memory save, at the low end."""

@@ -309,6 +309,11 @@ class Promise:
         self.by_tier, self.plan = reply.by_tier, reply.plan
 
     @property
+    def num_planned(self) -> int:
+        """Blocks that are promoted."""
+        return self.num_held if self.plan is None else self.plan.num_blocks
+
+    @property
     def num_kept(self) -> int:
         """Blocks that are in memory, or will be: what lies behind is worth storing again."""
         if self.plan is None or self.plan.num_blocks == self.num_held:

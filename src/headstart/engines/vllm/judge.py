@@ -46,14 +46,18 @@ class Judge:
         return self._options.load != "never" and not (shadow and self._random.random() < shadow)
 
     def ask(self, record: Record, others: Iterable[Record]) -> protocol.Asked | None:
-        """What the node needs to know to plan for a request; None: all of it is loaded."""
+        """What the node needs to know to plan for a request; None: all of it is loaded.
+
+        Only what is left of others' prompts is time in which reading is free: a request could join
+        each step of those that decode.
+        """
         if self._options.load != "planned":
             return None
         costs = self._pace.costs
         busy_s = sum(
             costs.prefill_s(int(other.request.num_computed_tokens), int(other.request.num_tokens))
             for other in islice(others, _MAX_OTHERS)
-            if other is not record
+            if other is not record and _is_prefilling(other)
         )
         return protocol.Asked(
             num_tokens=int(record.request.num_tokens),
@@ -82,7 +86,9 @@ class Judge:
             ready=ready,
             planned=plan.num_blocks,
             waited_s=record.exposed_s,
-            left_s=_left_s(plan, ready, now - record.promoted_at),
+            left_s=_left_s(
+                plan, ready, now - record.promoted_at, record.promise.by_tier.get("memory", 0)
+            ),
             hedge_s=plan.hedge_s * prompt.recompute_s(costs) / max(whole_s, 1e-9),
             step_s=step_s,
         )
@@ -95,28 +101,34 @@ class Judge:
         """A step is scheduled; its number."""
         work: dict[str, tuple[int, int]] = {}
         finishing = []
+        is_known, is_prefill = True, False
         for request_id, new in output.num_scheduled_tokens.items():
             record = records.get(request_id)
             if record is None:  # one that is not followed: nothing is learnt from this step
-                return self._pace.begin({}, now)
+                is_known = False
+                continue
             record.scheduled_at = record.scheduled_at or now
             cached = int(record.request.num_computed_tokens)
             work[request_id] = cached, new
+            is_prefill = is_prefill or _is_prefilling(record)
             if cached < record.request.num_prompt_tokens <= cached + new:
                 finishing.append(record)
-        number = self._pace.begin(work, now)
+        number = self._pace.begin(work if is_known else {}, now, is_prefill=is_prefill)
         if finishing:
             self._finishing[number] = finishing
-            self._finishing.pop(number - _MAX_STEPS, None)
+        for old in [old for old in self._finishing if old <= number - _MAX_STEPS]:
+            del self._finishing[old]
         return number
 
     def end(self, told: WorkerMeta, now: float) -> list[protocol.Decided]:
         """The output of a step is there: learn from it; what came of whom."""
         self._pace.end(told, now)
-        finished = self._finishing.pop(told.number, [])
-        verdicts = [self._verdict(record, now) for record in finished]
-        for record in finished:
-            record.found = None  # a preempted one is not judged twice
+        verdicts = []
+        for record in self._finishing.pop(told.number, ()):
+            if record.is_judged or _is_prefilling(record):
+                continue  # preempted since its first token, or its load failed: it goes on
+            record.is_judged = True
+            verdicts.append(self._verdict(record, now))
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _verdict(self, record: Record, now: float) -> protocol.Decided | None:
@@ -180,11 +192,20 @@ class Judge:
         return self._pace.step_s(min(tokens, self._pace.costs.max_step_tokens)) if tokens else 0.0
 
 
-def _left_s(plan: protocol.Planned, ready: int, elapsed_s: float) -> float:
-    """Predicted until all is there: as planned, or by what has come, once that is late."""
-    if elapsed_s < plan.load_s:
-        return plan.load_s - elapsed_s
-    return elapsed_s * (plan.num_blocks - ready) / max(1, ready)
+def _is_prefilling(record: Record) -> bool:
+    return bool(record.request.num_computed_tokens < record.request.num_prompt_tokens)
+
+
+def _left_s(plan: protocol.Planned, ready: int, elapsed_s: float, at_start: int) -> float:
+    """Predicted until all is there: by what has come, or as planned if that is sooner.
+
+    `at_start` blocks were in memory from the start.
+    """
+    by_progress_s = elapsed_s * (plan.num_blocks - ready) / max(1, ready - at_start)
+    if elapsed_s >= plan.load_s:
+        return by_progress_s
+    planned_s = plan.load_s - elapsed_s
+    return min(planned_s, by_progress_s) if ready > at_start else planned_s
 
 
 def as_message(costs: EngineCosts) -> protocol.Costs:

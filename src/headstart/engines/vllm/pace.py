@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headstart.costs import EngineCosts, EngineModel, num_pairs
@@ -27,16 +28,24 @@ _PRIOR_UNCERTAINTY = 0.5
 _SAVED_UNCERTAINTY = 0.1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    started: float
+    tokens: int
+    pairs: float
+    is_prefill: bool
+
+
 class Pace:
     """See the module. For the scheduler's thread; times by its clock, in seconds."""
 
     def __init__(self, prior: EngineCosts) -> None:
         self._prior, self._model = prior, EngineModel(prior)
-        self._steps: dict[int, tuple[float, int, float]] = {}
+        self._steps: dict[int, _Step] = {}
         self._ended_at = float("-inf")
         self._number = 0
         self.busy_s = 0.0
-        """Time spent in steps so far."""
+        """Time spent so far in steps that computed prompts."""
 
     @property
     def costs(self) -> EngineCosts:
@@ -57,27 +66,35 @@ class Pace:
         if saved is not None and not self.num_steps:
             self._model = EngineModel(saved_costs(self._prior, saved))
 
-    def begin(self, work: Mapping[str, tuple[int, int]], now: float) -> int:
-        """A step was scheduled: (cached, new) tokens of each request; its number."""
+    def begin(
+        self, work: Mapping[str, tuple[int, int]], now: float, *, is_prefill: bool = True
+    ) -> int:
+        """A step was scheduled: (cached, new) tokens of each request; its number.
+
+        Without work nothing is learnt from it but copies. `is_prefill`: it computes prompts.
+        """
         self._number += 1
-        if work:
-            tokens = sum(new for _, new in work.values())
-            pairs = sum(num_pairs(cached, new) for cached, new in work.values())
-            self._steps[self._number] = now, tokens, pairs
-            if len(self._steps) > _MAX_STEPS:
-                del self._steps[next(iter(self._steps))]
+        self._steps[self._number] = _Step(
+            started=now,
+            tokens=sum(new for _, new in work.values()),
+            pairs=sum(num_pairs(cached, new) for cached, new in work.values()),
+            is_prefill=is_prefill,
+        )
+        if len(self._steps) > _MAX_STEPS:
+            del self._steps[next(iter(self._steps))]
         return self._number
 
     def end(self, told: WorkerMeta, now: float) -> None:
         """The output of a step came."""
-        begun = self._steps.pop(told.number, None)
-        if begun is None:
+        step = self._steps.pop(told.number, None)
+        if step is None:
             return
-        started, tokens, pairs = begun
-        seconds = now - max(started, self._ended_at)
-        self.busy_s += seconds
+        seconds = now - max(step.started, self._ended_at)
+        self.busy_s += seconds * step.is_prefill
         self._ended_at = now
-        self._model.step(tokens, pairs, seconds - told.load_copy_s - told.store_copy_s)
+        compute_s = seconds - told.load_copy_s - told.store_copy_s
+        if step.tokens:
+            self._model.step(step.tokens, step.pairs, compute_s)
         if told.loaded_nbytes:
             self._model.copy(told.loaded_nbytes, told.load_copy_s)
 

@@ -45,7 +45,11 @@ class Record:
     """How much later than at once it is computed, since it waited."""
     moved_at: float = 0.0
     progress: tuple[int, int] = (0, 0)
+    may_load: bool = True
     waited_s: float = 0.0
+    """Until it was first claimed: later it waits for room in the engine."""
+    has_claimed: bool = False
+    is_judged: bool = False
     scheduled_at: float = 0.0
     """When the first step that computes it was; 0: none yet."""
     next_store: int = 0

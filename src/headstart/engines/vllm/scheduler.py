@@ -102,8 +102,8 @@ class SchedulerSide:
         record.extend()
         self._num_arrived += 1
         record.arrived = self._num_arrived
-        if self._judge.may_load() and not request.skip_reading_prefix_cache:
-            self._promote(record)
+        record.may_load = self._judge.may_load() and not request.skip_reading_prefix_cache
+        self._promote(record)
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Forget a request; what to tell about it."""
@@ -328,7 +328,7 @@ class SchedulerSide:
     def _promote(self, record: Record) -> None:
         """Ask the node; the answer is known at once where nothing is held."""
         record.polled_at = record.exposed_s = 0.0
-        if not record.keys:
+        if not record.keys or not record.may_load:
             return
         if not self._num_learnt:
             self._pace.begin_with(self._client.costs_of(self._home))
@@ -354,7 +354,12 @@ class SchedulerSide:
         is_over, ready = record.promise.poll()
         now = self._clock()
         record.see((ready, record.promise.pulse), now, self._pace.busy_s)
-        waited_s = record.waited_s = now - record.polled_at
+        waited_s = now - record.polled_at
+        if not record.has_claimed:
+            record.waited_s = waited_s
+        if record.tokens(record.promise.num_planned) <= num_local:
+            record.end("local")
+            return False
         if not is_over:
             others = self._records.values()
             if self._judge.waits(record, others, num_local=num_local, ready=ready, now=now):
@@ -374,7 +379,8 @@ class SchedulerSide:
             record.end("no node" if claimed is None else "expired")
             return False
         record.claimed, record.boot = claimed, self._client.boot
-        record.told["waited_s"] = round(waited_s, 6)
+        record.has_claimed = True
+        record.told["waited_s"] = round(record.waited_s, 6)
         self._claims.append(record)
         return False
 

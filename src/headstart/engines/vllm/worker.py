@@ -70,7 +70,7 @@ class WorkerSide:
             self._told.done[load.ticket] += 1
         self._pending.extend((load, self._arena_of(load.boot)) for load in meta.async_loads)
         self._load_a_piece()
-        if self._told.loaded_nbytes:
+        if meta.loads or meta.async_loads or self._told.loaded_nbytes:
             self._told.load_copy_s = self._clock() - started
             self.sums.add(load_copy_seconds=self._told.load_copy_s)
         if not meta.loads and meta.boot:
@@ -146,8 +146,10 @@ class WorkerSide:
                 self._received.add(load.request_id)
 
     def _load(self, load: Copy, arena: torch.Tensor) -> bool:
+        if not self._copy(load, arena, self._copier.load):
+            return False
         self._told.loaded_nbytes += len(load.blocks) * self._block_nbytes
-        return self._copy(load, arena, self._copier.load)
+        return True
 
     def _copy(
         self,
