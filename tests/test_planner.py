@@ -298,8 +298,8 @@ REASONS = [
     (Reason.PART, [memory(8), file(ALL, disk(1))]),
     (Reason.PART, [memory(0), file(8, disk(1000)), file(9, disk(1), "c")]),
     (Reason.SLOW, [file(ALL, disk(1))]),
-    (Reason.RISKY, [file(ALL, burst(ALL, 0.37))]),
-    (Reason.RISKY, [file(ALL, burst(ALL, 0.04, uncertainty=0.5))]),
+    (Reason.RISKY, [file(ALL, burst(ALL, 0.42))]),
+    (Reason.RISKY, [file(ALL, burst(ALL, 0.09, uncertainty=0.5))]),
 ]
 
 

@@ -20,8 +20,8 @@ stops it computes the rest, so its first token comes at
 
 for every behaviour of the tiers, plus the time between two polls, as far as `T` is right. What is
 saved is counted at the low end of the engine's uncertainty. The hedge is what the plan itself needs
-to be followed, a quarter more, and `SLACK` of the time to recompute. It is never more than a share
-of that time: `MIN_SHARE` where the tier's model is a guess, up to `MAX_SHARE` where it is sure. A
+to be followed, a quarter more, and up to `SLACK` of the time to recompute. It is never more than a
+share of that time: `MIN_SHARE` where a model is a guess, up to `MAX_SHARE` where both are sure. A
 plan that needs more is not made.
 """
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from headstart.costs import EngineCosts, ReadCosts
 
 SLACK = 0.04
-MIN_SHARE = 0.08
+MIN_SHARE = 0.1
 MAX_SHARE = 0.5
 _MARGIN = 1.25
 _NUM_CHECKED = 16
@@ -142,7 +142,7 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
             sure = _certainty(2.0 * part.costs.uncertainty) * _certainty(engine.uncertainty)
             most_s = max(most_s, recompute_s * (MIN_SHARE + (MAX_SHARE - MIN_SHARE) * sure))
             exposed_s = _exposure_s(prompt, part, engine, start, load_s - busy_s)
-            needed_s = max(needed_s, _MARGIN * exposed_s + slack_s)
+            needed_s = max(needed_s, _MARGIN * exposed_s)
             load_s += part.costs.read_s((part.num_blocks - start) * prompt.block_nbytes)
         deadlines_s[part.tier] = prompt.patience_s(engine, start, needed_s)
         start = part.num_blocks
@@ -152,7 +152,8 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
         if needed_s > most_s:
             is_risky = True
             continue
-        chosen, chosen_s, chosen_load_s, hedge_s = start, total_s, load_s, max(slack_s, needed_s)
+        chosen, chosen_s, chosen_load_s = start, total_s, load_s
+        hedge_s = min(most_s, needed_s + slack_s)
     return Plan(
         reason=_reason(chosen, start, is_risky=is_risky),
         num_blocks=chosen,
