@@ -178,19 +178,19 @@ def simulate(machine: Machine, seed: int, options: argparse.Namespace) -> dict[s
 def execute(
     prompt: Prompt, engine: EngineCosts, planned: Plan, ready_at: list[float], poll_s: float
 ) -> tuple[float, int]:
-    """How long a request waits, and how many blocks it has then."""
-    first = seen = bisect_right(ready_at, 0.0)
-    now = moved_at = 0.0
+    """How long a request waits, and how many blocks it has then; what is left as engines say it."""
+    first, now = bisect_right(ready_at, 0.0), 0.0
     while True:
         ready = bisect_right(ready_at, now, hi=planned.num_blocks)
-        if ready > seen:
-            seen, moved_at = ready, now
-        share = (planned.num_blocks - ready) / max(1, planned.num_blocks - first)
+        left_s = now * (planned.num_blocks - ready) / max(1, ready - first)
+        if now < planned.load_s:
+            planned_s = planned.load_s - now
+            left_s = min(planned_s, left_s) if ready > first else planned_s
         wait = Wait(
             ready=ready,
             planned=planned.num_blocks,
             waited_s=now,
-            left_s=max(0.0, share * planned.load_s - (now - moved_at)),
+            left_s=left_s,
             hedge_s=planned.hedge_s,
         )
         if not may_wait(prompt, engine, wait):

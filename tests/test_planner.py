@@ -244,7 +244,7 @@ def brute_force(prompt, held, engine, busy_s):
                 until = min(part.num_blocks, ready + lag)
                 came_s = load_s - busy_s + costs.read_s((until - start) * prompt.block_nbytes)
                 late_s = came_s - max(0.0, recompute_s - prompt.prefill_s(engine, ready))
-                needed_s = max(needed_s, MARGIN * late_s + planner.SLACK * recompute_s)
+                needed_s = max(needed_s, MARGIN * late_s)
             load_s += costs.read_s((part.num_blocks - start) * prompt.block_nbytes)
         start = part.num_blocks
         times[start] = max(0.0, load_s - busy_s) + prompt.prefill_s(engine, start)
