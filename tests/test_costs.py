@@ -130,7 +130,6 @@ def test_an_engine_that_has_done_nothing_costs_what_was_believed():
     model = EngineModel(PRIOR)
     assert model.costs == PRIOR
     assert model.num_observed == 0
-    assert model.uncertainty(1.0) == 0.5
 
 
 @pytest.mark.parametrize("times", [0.01, 1.0, 300.0])
@@ -235,15 +234,6 @@ def test_four_steps_in_five_are_within_the_uncertainty():
     assert 0.2 < learnt(MIX * 8, noise(2, 0.3)).costs.uncertainty < 0.3
 
 
-def test_what_is_beyond_all_that_was_seen_is_less_sure():
-    model = learnt([(0, 4096), (0, 1024)] * 10)
-    seen_s = TRUE.prefill_s(0, 4096)
-    uncertain = [model.uncertainty(times * seen_s) for times in (0.1, 1.0, 2.0, 4.0, 1e6)]
-    assert uncertain[0] == uncertain[1] == model.costs.uncertainty
-    assert uncertain[1] + 0.04 < uncertain[2] < uncertain[3] - 0.04
-    assert uncertain[4] == 0.5
-
-
 # ---------------------------------------------------------------------------- what is not believed
 
 
@@ -253,7 +243,6 @@ def test_steps_and_copies_that_took_no_time_at_all_or_for_ever_are_ignored(secon
     model.step(1000, 1e6, seconds)
     model.copy(1 << 20, seconds)
     assert (model.costs, model.num_observed) == (same.costs, same.num_observed)
-    assert model.uncertainty(1e3) == same.uncertainty(1e3)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,6 @@ class EngineModel:
         self._steps = LinearFit(coefficients, typical, spread=prior.uncertainty)
         self._copies = LinearFit((1.0 / prior.copy_bytes_per_s,), [(1 << 20,)])
         self._costs: EngineCosts | None = prior
-        self._largest_s = 0.0
 
     @property
     def num_observed(self) -> int:
@@ -199,7 +198,6 @@ class EngineModel:
     def step(self, tokens: int, pairs: float, seconds: float) -> None:
         """A step computed so many tokens, which attended to so many, in so long."""
         if tokens > 0 and self._steps.observe((1.0, tokens, pairs), seconds):
-            self._largest_s = max(self._largest_s, seconds)
             self._costs = None
 
     def copy(self, nbytes: int, seconds: float) -> None:
@@ -213,11 +211,6 @@ class EngineModel:
         if self._costs is None:
             self._costs = self._make()
         return self._costs
-
-    def uncertainty(self, seconds: float) -> float:
-        """That of a prediction of `seconds`: more where it is beyond all that was seen."""
-        beyond = math.log2(max(1.0, seconds / max(self._largest_s, 1e-9)))
-        return min(_PRIOR_SPREAD, self.costs.uncertainty + 0.05 * beyond)
 
     def _make(self) -> EngineCosts:
         step_s, token_s, pair_s = (float(each) for each in self._steps.coefficients)

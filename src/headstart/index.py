@@ -355,10 +355,7 @@ class Index:
         return True
 
     def _live_rows(self, at_most: int | None = None) -> np.ndarray:
-        rows = self.rows
-        live = (
-            np.flatnonzero(rows.column("block_nbytes")) if at_most is None else rows.some(at_most)
-        )
+        live = self.rows.some(at_most)
         return live[~np.isin(live, list(self._doomed))] if self._doomed else live
 
     def _remove_with_descendants(self, found: Sequence[int]) -> int:

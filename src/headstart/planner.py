@@ -119,8 +119,6 @@ class Plan:
     recompute_s: float
     hedge_s: float
     """What the request may lose by waiting, whatever happens."""
-    deadlines_s: dict[str, float]
-    """By tier: when waiting for its part ends if nothing of it has come."""
 
 
 def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: float = 0.0) -> Plan:
@@ -133,7 +131,6 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
     most_s = hedge_s = slack_s
     chosen, chosen_s, chosen_load_s = 0, recompute_s, 0.0
     load_s, needed_s, start = 0.0, 0.0, 0
-    deadlines_s: dict[str, float] = {}
     is_risky = False
     for part in held:
         if part.num_blocks <= start:
@@ -144,7 +141,6 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
             exposed_s = _exposure_s(prompt, part, engine, start, load_s - busy_s)
             needed_s = max(needed_s, _MARGIN * exposed_s)
             load_s += part.costs.read_s((part.num_blocks - start) * prompt.block_nbytes)
-        deadlines_s[part.tier] = prompt.patience_s(engine, start, needed_s)
         start = part.num_blocks
         total_s = max(0.0, load_s - busy_s) + recompute_s - prompt.saved_s(engine, start)
         if total_s > chosen_s - _MIN_GAIN_S:
@@ -162,7 +158,6 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
         prefill_s=prompt.prefill_s(engine, chosen),
         recompute_s=recompute_s,
         hedge_s=hedge_s,
-        deadlines_s=deadlines_s,
     )
 
 

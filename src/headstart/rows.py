@@ -94,12 +94,15 @@ class Rows:
         nbytes = np.bincount(numbers, self.column("block_nbytes")[live])
         return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
 
-    def some(self, at_most: int) -> np.ndarray:
-        """Rows in use by chance, at most so many, in a time that does not grow with their number.
+    def some(self, at_most: int | None = None) -> np.ndarray:
+        """All rows in use, or at most so many by chance, without looking at all of them.
 
-        None may be found where hardly any row is in use.
+        Of those none may be found where hardly any row is in use.
         """
-        nbytes, random = self.column("block_nbytes"), np.random.default_rng()
+        nbytes = self.column("block_nbytes")
+        if at_most is None:
+            return np.flatnonzero(nbytes)
+        random = np.random.default_rng()
         drawn = np.arange(len(nbytes))
         if len(drawn) > _MAX_DRAWN:
             drawn = np.unique(random.integers(len(nbytes), size=_MAX_DRAWN))

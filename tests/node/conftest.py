@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from device_rig import Rig
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node.client import NodeClient
 from headstart.node.mapping import ArenaMapping
@@ -297,3 +298,24 @@ def node(make_node):
 def soon():
     """Waits until a condition holds."""
     return wait_for
+
+
+@pytest.fixture
+def make_rig(tmp_path, monkeypatch):
+    """Makes stores whose device is slow by a clock, one after another over the same files."""
+    monkeypatch.setattr("headstart.tiers.filebatch.COALESCE_NBYTES", 1)
+    rigs = []
+
+    def make(**options):
+        rigs.append(Rig(tmp_path / "file", **options))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture
+def rig(make_rig):
+    """One of them."""
+    return make_rig()

@@ -9,29 +9,10 @@ import threading
 
 import pytest
 
-from device_rig import BAD, BLOCK, FAST, NAMESPACE, SLOW, Rig, chain
+from device_rig import BAD, BLOCK, FAST, NAMESPACE, SLOW, chain
 from headstart.testing import Fault
 
 SOON = 20.0
-
-
-@pytest.fixture
-def make_rig(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.tiers.filebatch.COALESCE_NBYTES", 1)
-    rigs = []
-
-    def make(**options):
-        rigs.append(Rig(tmp_path / "file", **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
-
-
-@pytest.fixture
-def rig(make_rig):
-    return make_rig()
 
 
 def stalled(rig, wait_for):

@@ -5,11 +5,10 @@ Reads take what the tier is told to let them take, by a clock that nobody else m
 
 from __future__ import annotations
 
-import threading
-
 import msgspec
 import pytest
 
+from device_rig import Clock
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import protocol
 from headstart.testing import Fault
@@ -26,19 +25,6 @@ PATH = "abcdefgh"
 
 def chain(path):
     return keys_from_hashes(NAMESPACE, [str(content).encode() for content in path])
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-        self._lock = threading.Lock()
-
-    def __call__(self):
-        return self.now
-
-    def skip(self, seconds):
-        with self._lock:
-            self.now += seconds
 
 
 class Tier:

@@ -6,29 +6,10 @@ import threading
 
 import pytest
 
-from device_rig import BAD, BLOCK, NAMESPACE, Rig, chain
+from device_rig import BAD, BLOCK, NAMESPACE, chain
 from headstart.node.devices import Devices
 
 SOON = 20.0
-
-
-@pytest.fixture
-def make_rig(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.tiers.filebatch.COALESCE_NBYTES", 1)
-    rigs = []
-
-    def make(**options):
-        rigs.append(Rig(tmp_path / "file", **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
-
-
-@pytest.fixture
-def rig(make_rig):
-    return make_rig()
 
 
 def test_a_device_of_which_nothing_is_known_is_probed_three_times_and_then_left_alone(rig):
