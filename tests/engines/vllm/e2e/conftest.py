@@ -39,6 +39,7 @@ BLOCK = 128
 VOCAB = 1000
 START_S = 400.0
 SOON = 30.0
+CORES = os.sched_getaffinity(0)
 TIE_GAP = 1e-3
 """A step of the reference closer than this may flip in float32 on some processor."""
 LOGPROB_TOLERANCE = 1e-3
@@ -193,7 +194,7 @@ class Engine:
         self._env = {name: value for name, value in os.environ.items() if name[:5] != "VLLM_"} | {
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": str(min(CORES)),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             **(env or {}),
@@ -529,6 +530,9 @@ def make_reference(tmp_path_factory):
 
         def make(model, *options, env=None):
             folder = tmp_path_factory.mktemp("reference")
+            # A worker spins for a second after each step: on a core with another engine's worker
+            # it would make that one's next step last as long.
+            env = {"VLLM_CPU_OMP_THREADS_BIND": str(max(CORES))} | (env or {})
             engine = Engine(folder, model, "--no-enable-prefix-caching", *options, env=env)
             stack.callback(engine.kill)
             return Reference(engine)
