@@ -10,12 +10,14 @@ from headstart.config import cache_dir, inflight_nbytes, load_settings, open_sto
 from headstart.errors import ConfigError, HeadstartError, RootLockedError, TierUnavailableError
 from headstart.keys import block_keys
 from headstart.settings import FileTierSettings, MemorySettings, Settings
-from headstart.testing import kit_namespace
+from headstart.testing import FaultyTier, kit_namespace
 from headstart.tiers import FileTier, FileTierOptions
 from headstart.transfer import DEFAULT_INFLIGHT_NBYTES
 from headstart.types import Outcome
 
 MIB = 1 << 20
+TIER = '[[tiers]]\nkind = "file"\nroot = "/x"\ncapacity = "1GiB"\n'
+FAULTS = f"allow_faults = true\n{TIER}[[tiers.faults]]\n"
 DESCRIPTORS = Path("/proc/self/fd")
 FULL = """
 [memory]
@@ -93,7 +95,7 @@ def test_a_file_sets_everything():
 def test_every_setting_is_in_the_test_above():
     settings = load(FULL)
     for model in (settings.memory, settings.tiers[1]):
-        unset = set(type(model).model_fields) - model.model_fields_set
+        unset = set(type(model).model_fields) - model.model_fields_set - {"faults"}
         assert not unset
 
 
@@ -204,8 +206,12 @@ def test_settings_are_frozen():
         ),
         ('[tiers]\nkind = "file"', r"tiers: .*(tuple|list)"),
         ("memory = 3", r"memory: "),
+        (TIER + "[[tiers.faults]]\nlatency = 1", r"toml: tiers.faults .*allow_faults = true"),
+        (FAULTS + "latncy = 1", r"tiers\.0\.faults\.0\.latncy is unknown; .* 'latency'\?"),
+        (FAULTS + "error_rate = 2", r"tiers\.0\.faults\.0\.error_rate: "),
+        (FAULTS + 'after = "-1s"', r"tiers\.0\.faults\.0\.after: "),
     ],
-    ids=range(20),
+    ids=range(24),
 )
 def test_a_wrong_file_is_refused_with_path_and_reason(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as refused:
@@ -456,3 +462,13 @@ def test_a_device_that_cannot_be_measured_has_a_default(make_tier, tmp_path):
 
     tier.volume = Broken()
     assert inflight_nbytes(tier, tmp_path / "device.json") == DEFAULT_INFLIGHT_NBYTES
+
+
+def test_a_tier_is_made_ill_when_that_is_allowed(tmp_path, caplog):
+    text = (FAULTS + 'lasts = "1h"\nerror_rate = 1.0').replace("/x", str(tmp_path / "tier"))
+    with open_store(load(text)) as store:
+        ((tier, _),) = store.lower
+        assert isinstance(tier, FaultyTier)
+        assert tier.suffer(4096)
+        assert tier.name == "file"
+    assert "slow and ill on purpose" in caplog.text

@@ -11,12 +11,13 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import math
 import mmap
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from headstart.arena import available_nbytes
 from headstart.errors import ConfigError
 from headstart.inflight import measure_inflight_nbytes
 from headstart.settings import (
+    FaultSettings,
     FileTierSettings,
     MemorySettings,
     NodeSettings,
@@ -33,6 +35,7 @@ from headstart.settings import (
 )
 from headstart.store import PrefixStore
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
+from headstart.tiers.base import Tier
 from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer
 from headstart.units import PAGE_NBYTES
 
@@ -171,7 +174,7 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
     """
     settings = load_settings() if settings is None else settings
     opened: list[FileTier] = []
-    lower: list[tuple[FileTier, Transfer]] = []
+    lower: list[tuple[Tier, Transfer]] = []
     try:
         for number, tier_settings in enumerate(settings.tiers, start=1):
             # Statistics are by name, so that of each tier is its own.
@@ -192,7 +195,7 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
                 # Queued writes pin memory: never more than half of it.
                 max_queued_nbytes=settings.memory.capacity // 2,
             )
-            lower.append((tier, transfer))
+            lower.append((_with_faults(tier, tier_settings.faults), transfer))
     except BaseException:
         for _, transfer in lower:
             transfer.close()
@@ -200,6 +203,27 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
             tier.close()
         raise
     return PrefixStore(memory, lower)
+
+
+def _with_faults(tier: FileTier, faults: Sequence[FaultSettings]) -> Tier:
+    """The tier, slow and ill as the settings say."""
+    if not faults:
+        return tier
+    from headstart.testing.faults import FaultyTier, Phase, by_time
+
+    _log.warning("tier %s is made slow and ill on purpose: allow_faults is set", tier.name)
+    phases = [
+        Phase(
+            start_s=fault.after,
+            stop_s=math.inf if fault.lasts is None else fault.after + fault.lasts,
+            latency_s=fault.latency,
+            bytes_per_s=fault.bytes_per_s or math.inf,
+            error_rate=fault.error_rate,
+            stalls=fault.stalls,
+        )
+        for fault in faults
+    ]
+    return FaultyTier(tier, by_time(phases))
 
 
 def _file_options(settings: FileTierSettings, name: str) -> FileTierOptions:

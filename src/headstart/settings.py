@@ -19,7 +19,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from headstart.errors import ConfigError
 from headstart.policies import make_policy
@@ -27,6 +34,7 @@ from headstart.units import PAGE_NBYTES, parse_nbytes, parse_seconds
 
 Nbytes = Annotated[int, BeforeValidator(parse_nbytes), Field(ge=PAGE_NBYTES)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Delay = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0)]
 Policy = Annotated[str, BeforeValidator(lambda name: make_policy(name).name)]
 
 
@@ -48,6 +56,19 @@ class MemorySettings(Strict):
         default=None,
         description="Unit in which memory is given to block sizes; a block must fit it.",
     )
+
+
+class FaultSettings(Strict):
+    """A time in which a tier's device is slow or ill on purpose: for tests."""
+
+    after: Delay = Field(default=0.0, description="When it begins, since the start.")
+    lasts: Seconds | None = Field(default=None, description="For how long; by default for good.")
+    latency: Delay = Field(default=0.0, description="Added to every read and write.")
+    bytes_per_s: Nbytes | None = Field(default=None, description="Bandwidth of the device.")
+    error_rate: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="Share of the reads and writes that fail."
+    )
+    stalls: bool = Field(default=False, description="Nothing moves before it is over.")
 
 
 class FileTierSettings(Strict):
@@ -85,6 +106,9 @@ class FileTierSettings(Strict):
         default=30 * 86400.0,
         description="Blocks of models not used for so long are given up at start.",
     )
+    faults: tuple[FaultSettings, ...] = Field(
+        default=(), description="What its device suffers, for tests: needs allow_faults."
+    )
 
 
 class NodeSettings(Strict):
@@ -115,6 +139,18 @@ class Settings(Strict):
         default=(), description="Lower tiers, fastest first."
     )
     node: NodeSettings = Field(default_factory=NodeSettings)
+    allow_faults: bool = Field(
+        default=False, description="Whether tiers may be made slow and ill on purpose."
+    )
+
+    @model_validator(mode="after")
+    def _no_fault_unasked(self) -> Settings:
+        if not self.allow_faults and any(tier.faults for tier in self.tiers):
+            raise ValueError(
+                "tiers.faults makes a tier slow and ill on purpose: remove it, or set "
+                "allow_faults = true if this is a test"
+            )
+        return self
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], *, source: str = "settings") -> Settings:
@@ -150,7 +186,9 @@ def explain(error: ValidationError, model_at: Callable[[list[str]], type[BaseMod
     for item in error.errors(include_url=False):
         path = [str(part) for part in item["loc"]]
         where = ".".join(path)
-        if item["type"] == "extra_forbidden":
+        if not path:  # of the whole
+            lines.append(item["msg"].removeprefix("Value error, "))
+        elif item["type"] == "extra_forbidden":
             fields = model_at(path).model_fields
             near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.0)
             allowed = ", ".join(fields)
@@ -164,4 +202,6 @@ def explain(error: ValidationError, model_at: Callable[[list[str]], type[BaseMod
 
 def _model_at(path: list[str]) -> type[BaseModel]:
     tables: dict[str, type[BaseModel]] = {"memory": MemorySettings, "node": NodeSettings}
+    if "faults" in path[:-1]:
+        return FaultSettings
     return Settings if len(path) == 1 else tables.get(path[0], FileTierSettings)

@@ -439,7 +439,7 @@ def test_a_node_is_stopped_after_its_answer_or_without(world, connect, monkeypat
 
 def test_one_verification_at_a_time(world, connect, soon):
     world.put("ab")
-    world.slow.verify = lambda progress: world.slow.suffer() or world.file.verify(progress)
+    world.slow.verify = lambda progress: world.slow.suffer(0) or world.file.verify(progress)
     world.slow.stall()
     with connect() as first, connect() as second:
         tell(first, protocol.Verify())

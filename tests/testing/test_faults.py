@@ -9,6 +9,7 @@ import pytest
 
 from headstart.testing import CountingTier, DictHarness, Fault, FaultyTier, TierRig
 from headstart.testing.bounds import run_bounded
+from headstart.testing.faults import STALL_MAX_S, Phase, by_time
 from headstart.types import Outcome
 
 DONE, FAILED, MISS = Outcome.DONE, Outcome.FAILED, Outcome.MISS
@@ -85,3 +86,32 @@ def test_counting_counts():
         tier.lookup(rig.chain("ab").keys)
         assert (tier.num_finished, tier.num_runs, tier.num_lookups) == (2, 5, 1)
         assert tier.num_running_max == 1
+
+
+def test_phases_come_and_go_by_time():
+    now = [100.0]
+    phases = [
+        Phase(latency_s=0.5),
+        Phase(start_s=10.0, stop_s=20.0, stalls=True),
+        Phase(start_s=15.0, stop_s=16.0, error_rate=1.0, bytes_per_s=1e6),
+    ]
+    schedule = by_time(phases, clock=lambda: now[0])
+    seen = {}
+    for at in (0.0, 9.9, 12.0, 15.5, 17.0, 20.0):
+        now[0] = 100.0 + at
+        seen[at] = schedule(0)
+    assert seen[0.0] == seen[9.9] == seen[20.0] == Fault(latency_s=0.5)
+    assert seen[12.0].latency_s == pytest.approx(8.0)
+    assert seen[17.0].latency_s == pytest.approx(3.0)
+    assert seen[15.5] == Fault(fails=True, bytes_per_s=1e6)
+    assert by_time([Phase(start_s=5.0)])(0) == Fault()
+    forever = by_time([Phase(stalls=True)])(0)
+    assert forever.latency_s == STALL_MAX_S
+
+
+def test_bandwidth_is_of_all_io_together(rig, slept, monkeypatch):
+    monkeypatch.setattr("headstart.testing.faults.time.monotonic", lambda: 50.0)
+    rig.tier.schedule = lambda number: Fault(bytes_per_s=1e6)
+    assert not rig.tier.suffer(500_000)
+    assert not rig.tier.suffer(250_000)
+    assert slept == [0.5, 0.75]

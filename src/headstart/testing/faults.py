@@ -5,6 +5,8 @@ Both are tiers themselves. They delegate every call and wrap the batches that co
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +22,12 @@ STALL_MAX_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to one I/O: first it takes `latency_s` longer, then it may fail."""
+    """What happens to one I/O: first it takes longer, then it may fail."""
 
     latency_s: float = 0.0
     fails: bool = False
+    bytes_per_s: float = math.inf
+    """Of all I/O together: each waits for those before it."""
 
 
 Schedule = Callable[[int], Fault]
@@ -36,6 +40,44 @@ def healthy(number: int) -> Fault:
     """The schedule without faults."""
     del number
     return NO_FAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """What I/O suffers from `start_s` to `stop_s`, in seconds after the schedule was made."""
+
+    start_s: float = 0.0
+    stop_s: float = math.inf
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    error_rate: float = 0.0
+    stalls: bool = False
+    """Every I/O lasts to the end of the phase, or `STALL_MAX_S`."""
+
+
+def by_time(
+    phases: Sequence[Phase],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    seed: int = 0,
+) -> Schedule:
+    """A schedule of phases; the last one that has begun and is not over counts."""
+    started, chance = clock(), random.Random(seed)
+
+    def schedule(number: int) -> Fault:
+        del number
+        now = clock() - started
+        phase = next((p for p in reversed(phases) if p.start_s <= now < p.stop_s), None)
+        if phase is None:
+            return NO_FAULT
+        stalled_s = min(STALL_MAX_S, phase.stop_s - now) if phase.stalls else 0.0
+        return Fault(
+            latency_s=phase.latency_s + stalled_s,
+            fails=chance.random() < phase.error_rate,
+            bytes_per_s=phase.bytes_per_s,
+        )
+
+    return schedule
 
 
 class _Wrapped:
@@ -111,6 +153,7 @@ class FaultyTier(_Wrapped):
         self._flowing.set()
         self._num_ios = 0
         self._num_failed = 0
+        self._free_at = float("-inf")
 
     def sample(self) -> KeyChain | None:
         return self.inner.sample() if isinstance(self.inner, Sampled) else None
@@ -131,18 +174,21 @@ class FaultyTier(_Wrapped):
         stats = self.inner.stats()
         return replace(stats, num_failed=stats.num_failed + self._num_failed)
 
-    def suffer(self) -> bool:
+    def suffer(self, nbytes: int) -> bool:
         """Wait as long as the next I/O of the schedule must; True when it then fails."""
         with self._lock:
             fault = self.schedule(self._num_ios)
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + nbytes / fault.bytes_per_s
+            wait_s = fault.latency_s + self._free_at - now
             self._num_ios += 1
             self.num_stalled += not self._flowing.is_set()
         if not self._flowing.is_set():
             self._flowing.wait(STALL_MAX_S)
             with self._lock:
                 self.num_stalled -= 1
-        if fault.latency_s > 0:
-            self._sleep(fault.latency_s)
+        if wait_s > 0:
+            self._sleep(wait_s)
         return fault.fails
 
     def count_failed(self, num_blocks: int) -> None:
@@ -169,7 +215,7 @@ class _FaultyBatch:
         return len(self.inner)
 
     def run(self, index: int) -> None:
-        if self.tier.suffer():
+        if self.tier.suffer(self.item_nbytes):
             self.failed.add(index)
         else:
             self.inner.run(index)
