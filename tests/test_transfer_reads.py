@@ -1,5 +1,6 @@
 """What a transfer tells of its reads: bytes by the device, time by the clock, and stalls."""
 
+import math
 import mmap
 import threading
 import time
@@ -165,6 +166,46 @@ def test_one_that_is_cancelled_in_the_queue_moves_nothing_itself(transfer, clock
     assert other.wait(SOON)
     assert second.runs == []
     assert [s.nbytes for s in told] == [2 * ITEM, 2 * ITEM], "what it waited for"
+
+
+def test_the_more_urgent_read_goes_first_also_before_one_that_runs(transfer, clock, told):
+    order = []
+    batches = {name: Steps(3, clock) for name in ("long", "late", "soon", "same")}
+    deadlines = {"long": 90.0, "late": 80.0, "soon": 70.0, "same": 70.0}
+    tickets = []
+    for name, batch in batches.items():
+        tickets.append(
+            transfer.read(
+                batch,
+                lambda outcomes, name=name: order.append(name),
+                nbytes=3 * ITEM,
+                deadline=deadlines[name],
+            )
+        )
+        if name == "long":
+            batch.entered()
+    assert [transfer.ahead_nbytes(at) for at in (60.0, 70.0, 80.0, 90.0)] == [
+        0,
+        6 * ITEM,
+        9 * ITEM,
+        12 * ITEM,
+    ]
+    for batch in batches.values():
+        batch.step(3)
+    assert all(ticket.wait(SOON) for ticket in tickets)
+    assert order == ["soon", "same", "late", "long"]
+    assert all(sorted(batch.runs) == [0, 1, 2] for batch in batches.values())
+    assert transfer.ahead_nbytes(90.0) == transfer.reading_nbytes == 0
+
+
+def test_bytes_that_came_are_no_longer_ahead(transfer, clock):
+    batch = Steps(4, clock)
+    ticket = transfer.read(batch, nbytes=4 * ITEM)
+    batch.step(3)
+    wait_for(lambda: transfer.ahead_nbytes(math.inf) == ITEM)
+    assert transfer.ahead_nbytes(1e9) == 0
+    batch.step()
+    assert ticket.wait(SOON)
 
 
 def test_bytes_that_are_read_count_until_their_read_is_over(transfer, clock):

@@ -15,6 +15,7 @@ It is never an exception, and never a wrong block.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -139,13 +140,14 @@ class PrefixStore:
         timeout_s: float | None = None,
         go_on: GoOn | None = None,
         may_read: Callable[[str], bool] = lambda tier: True,
+        deadline: float = math.inf,
     ) -> Lease:
         """Bring the longest held prefix of `chain` into memory and pin it there.
 
         Blocks until all of it is read and verified, or for `timeout_s`, or until `go_on`, which is
         asked every few milliseconds meanwhile, says no; then the lease holds what is ready. Its
         blocks are pinned, in memory, until it is closed: use it as a context manager. A tier that
-        `may_read` denies by its name is passed over.
+        `may_read` denies by its name is passed over. Reads with an earlier `deadline` go first.
         """
         self._check_open()
         started = self._clock()
@@ -160,7 +162,7 @@ class PrefixStore:
                 is_wanted = held > lease.ready_blocks and not lease.late
                 if is_wanted and may_read(lower.tier.name):
                     left_s = None if timeout_s is None else timeout_s - (self._clock() - started)
-                    self._promote(lower, lease, held, left_s, go_on)
+                    self._promote(lower, lease, held, left_s, go_on, deadline)
                 else:
                     lower.tier.touch(chain.keys[:held])
                 if held < num_here:
@@ -290,6 +292,7 @@ class PrefixStore:
         held: int,
         timeout_s: float | None,
         go_on: GoOn | None,
+        deadline: float,
     ) -> None:
         """Extend a lease to block `held` by reading from a lower tier."""
         memory, chain = self._memory, lease.chain
@@ -302,7 +305,7 @@ class PrefixStore:
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
         batch = lower.tier.begin_read(wanted, views)
         nbytes = len(wanted) * chain.block_nbytes
-        ticket = lower.transfer.read(batch, promotion.finished, nbytes=nbytes)
+        ticket = lower.transfer.read(batch, promotion.finished, nbytes=nbytes, deadline=deadline)
         try:
             above, name = lease.ready_blocks, lower.tier.name
             ask = None if go_on is None else lambda ready: go_on(above + ready, name)

@@ -5,17 +5,20 @@ make every read wait longer (measured: 4 MiB reads take 3 ms alone and 28 ms eig
 the same bandwidth), so the bound is on bytes, not on requests, and is measured per device by
 `headstart.inflight`.
 
-Two lanes. Reads are taken in order of arrival, several batches at once. Writes run one batch at a
-time, in order, because a block may only be published after its parent; each is decided when its
-turn comes. A write goes on only while no read waits to be started: a read never waits for more of
-it than the blocks in flight. Handing out an index costs a shared counter, 1 us, and no lock.
+Two lanes. Reads are taken by deadline, then in order of arrival, several batches at once: an urgent
+one goes before the blocks of others that are not in flight yet. Writes run one batch at a time, in
+order, because a block may only be published after its parent; each is decided when its turn comes.
+A write goes on only while no read waits to be started: a read never waits for more of it than the
+blocks in flight. Handing out an index costs a shared counter, 1 us, and no lock.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +31,6 @@ _log = logging.getLogger(__name__)
 DEFAULT_INFLIGHT_NBYTES = 16 << 20
 OnDone = Callable[[list[Outcome]], None]
 _Write = tuple[Callable[[], Batch], int, OnDone | None]  # how to make it, its bytes
-_NONE: deque[Ticket] = deque()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,16 @@ class ReadSample:
 class Ticket:
     """A batch that was handed to the threads."""
 
-    def __init__(self, batch: Batch, on_done: OnDone | None, nbytes: int = 0) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        on_done: OnDone | None,
+        nbytes: int = 0,
+        deadline: float = math.inf,
+    ) -> None:
         self._batch = batch
         self._nbytes = nbytes
+        self.deadline = deadline
         self._moved_before = self._counted_nbytes = 0
         self._accepted_at: float | None = None
         self._on_done = on_done
@@ -72,16 +81,20 @@ class Ticket:
 
     def _run(
         self,
-        first: deque[Ticket],
+        reads: list[Ticket],
         exhaust: Callable[[Ticket], None],
         moved: Callable[[Ticket], None],
     ) -> None:
-        """Run indices until none is left, or until there is a ticket that goes first.
+        """Run indices until none is left, or until one of the `reads` goes first.
 
         `exhaust(self)` is called with the last index, before it is run, `moved(self)` after each.
         """
         run = self._batch.run
-        while not first:
+        while True:
+            # Without the lock: it is looked at again before the next block.
+            first = reads[:1]
+            if first and first[0] is not self and not self._exhausted:
+                return
             index = self._next()
             if index >= self._length - 1:
                 exhaust(self)
@@ -121,11 +134,13 @@ class Transfer:
         """Told of every read when it is over, on one of the threads; must not block."""
         self._clock = clock
         self._reading_nbytes = 0
-        self._num_reading = 0
         self._moved_nbytes = 0
         self._moved_at = 0.0
         self._max_queued_nbytes = max_queued_nbytes
-        self._reads: deque[Ticket] = deque()
+        self._reads: list[Ticket] = []
+        """By deadline, then in order of arrival."""
+        self._unfinished: set[Ticket] = set()
+        """Reads that are accepted and not over."""
         self._writes: deque[_Write] = deque()
         self._write: Ticket | None = None
         self._deciding = False  # a worker is making the next write's batch
@@ -153,15 +168,32 @@ class Transfer:
         """Bytes of reads that are accepted and not over."""
         return self._reading_nbytes
 
+    def ahead_nbytes(self, deadline: float) -> int:
+        """Bytes still to be read before a read with this deadline."""
+        with self._lock:
+            return sum(
+                max(0, ticket._nbytes - ticket._counted_nbytes)
+                for ticket in self._unfinished
+                if ticket.deadline <= deadline
+            )
+
     def unmoved_s(self) -> float:
         """Seconds since the device last gave anything that is waited for; 0 when nothing is."""
         with self._lock:
-            return max(0.0, self._clock() - self._moved_at) if self._num_reading else 0.0
+            return max(0.0, self._clock() - self._moved_at) if self._unfinished else 0.0
 
-    def read(self, batch: Batch, on_done: OnDone | None = None, *, nbytes: int = 0) -> Ticket:
+    def read(
+        self,
+        batch: Batch,
+        on_done: OnDone | None = None,
+        *,
+        nbytes: int = 0,
+        deadline: float = math.inf,
+    ) -> Ticket:
         """Run a batch of blocks of `nbytes` in all, as soon as threads are free.
 
-        `on_done` is called on one of them, once. Its outcomes are none when the batch could not be
+        It goes before those whose `deadline` is later, by any clock that all of them use. `on_done`
+        is called on one of the threads, once. Its outcomes are none when the batch could not be
         finished, which is a bug of its tier.
         """
 
@@ -172,7 +204,7 @@ class Transfer:
                 if on_done is not None:
                     on_done(outcomes)
 
-        ticket = Ticket(batch, over, nbytes)
+        ticket = Ticket(batch, over, nbytes, deadline)
         if len(batch) == 0:
             ticket._finish()
             return ticket
@@ -181,11 +213,11 @@ class Transfer:
                 ticket.cancel()
             else:
                 ticket._accepted_at, ticket._moved_before = self._clock(), self._moved_nbytes
-                if not self._num_reading:
+                if not self._unfinished:
                     self._moved_at = ticket._accepted_at
-                self._num_reading += 1
+                self._unfinished.add(ticket)
                 self._reading_nbytes += nbytes
-                self._reads.append(ticket)
+                insort(self._reads, ticket, key=lambda each: each.deadline)
                 self._changed.notify(max(2, self.inflight_nbytes // max(1, batch.item_nbytes)))
                 return ticket
         ticket._finish()
@@ -297,7 +329,7 @@ class Transfer:
         # Blocks that were gone, or that the medium failed, were no bytes.
         nbytes = ticket._nbytes * outcomes.count(Outcome.DONE) // max(1, len(outcomes))
         with self._lock:
-            self._num_reading -= 1
+            self._unfinished.discard(ticket)
             self._reading_nbytes -= ticket._nbytes
             self._moved_nbytes += nbytes - ticket._counted_nbytes
             moved_nbytes = self._moved_nbytes - ticket._moved_before
@@ -337,8 +369,7 @@ class Transfer:
 
     def _drive(self, ticket: Ticket) -> None:
         try:
-            first = self._reads if ticket is self._write else _NONE
-            ticket._run(first, self._exhaust, self._moved)
+            ticket._run(self._reads, self._exhaust, self._moved)
         except Exception:  # noqa: BLE001 - a thread's top: a bug costs a miss, not the thread
             _log.exception("a block transfer failed unexpectedly")
             self._exhaust(ticket)

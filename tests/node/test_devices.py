@@ -141,7 +141,7 @@ def test_a_stall_opens_it_only_after_far_longer_than_a_read_takes(rig, soon):
 def test_an_open_breaker_is_closed_by_probes_alone(rig, soon):
     stalled(rig, soon)
     rig.slow.resume()
-    soon(lambda: not rig.transfer._num_reading)
+    soon(lambda: not rig.transfer._unfinished)
     for _ in range(8):
         rig.read("abcd")
         assert rig.device.is_open, "a user's read closes nothing"
@@ -172,7 +172,7 @@ def test_one_probe_at_a_time_asks_a_device_that_stands_still(rig, soon):
 def test_a_device_that_comes_back_slow_is_known_as_slow(rig, soon):
     stalled(rig, soon)
     rig.slow.resume()
-    soon(lambda: not rig.transfer._num_reading)
+    soon(lambda: not rig.transfer._unfinished)
     rig.io(Fault(latency_s=0.4))
     while rig.device.is_open:
         assert rig.tick(after_s=1.0) == 1

@@ -158,9 +158,9 @@ def test_bytes_that_wait_for_the_device_make_a_tier_slow(world, tier, ask):
     loaded(world, [f"long {n}" for n in range(24)])
     tier.teach()
     world.forget_memory()
-    tier.transfer._reading_nbytes += 400 * BLOCK
-    busy = ask()
-    tier.transfer._reading_nbytes -= 400 * BLOCK
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tier.transfer, "ahead_nbytes", lambda deadline: 400 * BLOCK)
+        busy = ask()
     assert busy.plan.num_blocks == 0
     assert ask().plan.num_blocks == 8
 
@@ -241,7 +241,7 @@ def test_a_stall_cuts_what_waits_and_only_probes_bring_the_tier_back(world, tier
 
     world.slow.schedule = lambda number: Fault(latency_s=0.001)
     world.slow.resume()
-    soon(lambda: not tier.transfer._num_reading)
+    soon(lambda: not tier.transfer._unfinished)
     begun = world.counted.num_begun
     while tier.device.is_open:
         assert ask().plan.reason == "breaker"

@@ -92,7 +92,7 @@ class Rig:
 
     def settle(self):
         """Wait until nothing is read."""
-        wait_for(lambda: not (self.transfer._num_reading or self.device._is_probing))
+        wait_for(lambda: not (self.transfer._unfinished or self.device._is_probing))
 
     def close(self):
         self.slow.resume()

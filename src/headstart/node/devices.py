@@ -9,6 +9,7 @@ rather than wait for a device: else nobody would notice that it has become fast.
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import threading
 import time
@@ -68,12 +69,15 @@ class Device:
         """Whether its breaker is open: no request may read."""
         return self._breaker.is_open
 
-    def costs(self, waiting_nbytes: int = 0) -> ReadCosts | None:
-        """What a read costs that is asked for now, behind so many bytes; None: none may be."""
+    def costs(self, waiting_nbytes: int = 0, deadline: float = math.inf) -> ReadCosts | None:
+        """What a read costs that is asked for now; None: none may be.
+
+        It is behind so many bytes, and behind the reads whose deadlines are not later than its own.
+        """
         with self._lock:
             if self._breaker.is_open:
                 return None
-            ahead_nbytes = self._transfer.reading_nbytes + waiting_nbytes
+            ahead_nbytes = self._transfer.ahead_nbytes(deadline) + waiting_nbytes
             return self._model.costs(ahead_nbytes, self._transfer.inflight_nbytes)
 
     def want(self) -> None:

@@ -14,6 +14,7 @@ short, or, with nothing loaded, the one that ends it. Only the pool waits for a 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -35,9 +36,9 @@ Tell = Callable[[Phase, int], None]
 class Promotion:
     """One prompt's promotion. Its state is guarded by the lock of `Promotions`."""
 
-    def __init__(self, chain: KeyChain, tell: Tell, timeout_s: float) -> None:
+    def __init__(self, chain: KeyChain, tell: Tell, timeout_s: float, deadline: float) -> None:
         self.chain = chain
-        self.timeout_s = timeout_s
+        self.timeout_s, self.deadline = timeout_s, deadline
         self.nbytes = len(chain) * align_up(chain.block_nbytes)
         """Bytes that it counts for in the budget."""
         self.lease: Lease | None = None
@@ -97,15 +98,19 @@ class Promotions:
         """Promotions that wait for the budget."""
         return len(self._waiting)
 
-    def start(self, chain: KeyChain, tell: Tell, timeout_s: float = 0.0) -> Promotion:
+    def start(
+        self, chain: KeyChain, tell: Tell, timeout_s: float = 0.0, deadline: float = math.inf
+    ) -> Promotion:
         """Promote the blocks of `chain`, which some tier holds, or as many as may be pinned.
 
-        `timeout_s` is for a read that is known to take longer than reads may.
+        `timeout_s` is for a read that is known to take longer than reads may. Those with an earlier
+        `deadline` are read first.
         """
         promotion = Promotion(
             chain.run(0, min(len(chain), self.max_blocks(chain.block_nbytes))),
             tell,
             max(timeout_s, self._timeout_s),
+            deadline,
         )
         with self._lock:
             if self._waiting or not self._fits(promotion):
@@ -219,6 +224,7 @@ class Promotions:
                     timeout_s=timeout_s,
                     go_on=lambda ready, tier: self._go_on(promotion, ready, tier),
                     may_read=self._may_read,
+                    deadline=promotion.deadline,
                 )
                 if self._on_load is not None:
                     self._on_load(lease)

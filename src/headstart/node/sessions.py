@@ -165,10 +165,12 @@ class Sessions:
         def tell(phase: Phase, ready_blocks: int) -> None:
             board.write(asked.word, asked.ticket, phase, ready_blocks)
 
-        timeout_s = 0.0
+        timeout_s, deadline = 0.0, math.inf
         if plan is not None:
-            timeout_s = min(_MAX_READ_S, _PATIENCE * (plan.load_s + plan.hedge_s))
-        promotion = self._promotions.start(chain.run(0, wanted), tell, timeout_s)
+            needed_s = plan.load_s + plan.hedge_s
+            timeout_s = min(_MAX_READ_S, _PATIENCE * needed_s)
+            deadline = self._clock() + needed_s
+        promotion = self._promotions.start(chain.run(0, wanted), tell, timeout_s, deadline)
         with self._lock:
             # In this order: it may end in between, and then its lease is there.
             is_over, lease = promotion.is_over, promotion.lease
@@ -190,16 +192,19 @@ class Sessions:
         engine = EngineCosts(**msgspec.structs.asdict(asked.costs))
         most = self._promotions.max_blocks(chain.block_nbytes)
         waiting_nbytes = self._promotions.waiting_nbytes()
+        busy_s = max(0.0, asked.busy_s)
+        # No later one is worth it, so what is read later than that will not be waited for.
+        deadline = self._clock() + busy_s + prompt.recompute_s(engine)
         held: list[Held] = []
         is_broken = False
         for tier, count in by_tier.items():
             device = self._devices.by_tier.get(tier)
-            costs = None if device is None else device.costs(waiting_nbytes)
+            costs = None if device is None else device.costs(waiting_nbytes, deadline)
             if device is not None and costs is None:
                 is_broken = is_broken or count > by_tier["memory"]
                 continue
             held.append(Held(tier=tier, num_blocks=min(count, most), costs=costs))
-        made = plan(prompt, held, engine, busy_s=max(0.0, asked.busy_s))
+        made = plan(prompt, held, engine, busy_s=busy_s)
         if not math.isfinite(made.recompute_s + made.load_s + made.load_all_s):
             raise ConfigError(f"nothing can be planned by {engine}")
         num_held = min(max(by_tier.values()), most)
