@@ -29,7 +29,7 @@ import numpy as np
 
 from headstart.bench.environment import describe
 from headstart.costs import EngineCosts, EngineModel, ReadCosts, ReadModel, num_pairs
-from headstart.planner import Held, Plan, Prompt, Wait, may_wait, plan
+from headstart.planner import Held, Plan, Progress, Prompt, Wait, may_wait, plan
 
 COLUMNS = ("regret", "of_recompute", "informed", "always", "never", "overrun")
 TOKENS = (256, 7000)
@@ -182,15 +182,19 @@ def execute(
     first, now = bisect_right(ready_at, 0.0), 0.0
     while True:
         ready = bisect_right(ready_at, now, hi=planned.num_blocks)
-        left_s = now * (planned.num_blocks - ready) / max(1, ready - first)
-        if now < planned.load_s:
-            planned_s = planned.load_s - now
-            left_s = min(planned_s, left_s) if ready > first else planned_s
+        progress = Progress(
+            planned=planned.num_blocks,
+            at_start=first,
+            ready=ready,
+            load_s=planned.load_s,
+            elapsed_s=now,
+            moved_s=ready_at[ready - 1] if ready > first else 0.0,
+        )
         wait = Wait(
             ready=ready,
             planned=planned.num_blocks,
             waited_s=now,
-            left_s=left_s,
+            left_s=progress.left_s,
             hedge_s=planned.hedge_s,
         )
         if not may_wait(prompt, engine, wait):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headstart import planner
 from headstart.costs import EngineCosts, ReadCosts
-from headstart.planner import Held, Prompt, Reason, Wait, may_wait, plan
+from headstart.planner import Held, Progress, Prompt, Reason, Wait, may_wait, plan
 
 GAIN_S = 0.0005
 """What a plan has to save to be made."""
@@ -376,6 +376,38 @@ GAINED_S = PROMPT.prefill_s(ENGINE, 8) - PROMPT.prefill_s(ENGINE, 16)
 )
 def test_a_request_waits_while_it_gains_and_has_patience_for_the_step_that_runs(changed, expected):
     assert may_wait(PROMPT, ENGINE, replace(WAIT, **changed)) is expected
+
+
+def progress(**changed):
+    """Ten blocks, two in memory from the start, the others planned to take 0.1 s each."""
+    known = {"planned": 10, "at_start": 2, "ready": 2, "load_s": 0.8, "elapsed_s": 0.0}
+    return Progress(**{**known, "moved_s": 0.0, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "left_s"),
+    [
+        ({}, 0.8),
+        ({"elapsed_s": 0.3}, 0.5),
+        ({"elapsed_s": 1.0}, 0.2),  # overdue: as long again
+        ({"elapsed_s": 3.0}, 2.2),
+        ({"ready": 6, "elapsed_s": 0.4, "moved_s": 0.4}, 0.4),
+        ({"ready": 6, "elapsed_s": 0.5, "moved_s": 0.4}, 0.3),
+        ({"ready": 6, "elapsed_s": 1.2, "moved_s": 1.2}, 0.8),  # half planned, half measured
+        ({"ready": 10, "elapsed_s": 5.0, "moved_s": 5.0}, 0.0),
+        ({"planned": 2, "load_s": 0.0}, 0.0),
+    ],
+)
+def test_what_is_left_is_as_planned_at_first_and_as_measured_in_the_end(changed, left_s):
+    assert progress(**changed).left_s == pytest.approx(left_s)
+
+
+def test_a_tier_of_which_little_is_known_does_not_get_the_share_of_a_surer_one():
+    sure = file(16, burst(16, 0.05), tier="sure")
+    for uncertainty, reason in ((0.0, Reason.LOAD), (0.5, Reason.PART)):
+        behind = file(ALL, burst(ALL - 16, 0.5, uncertainty=uncertainty), tier="behind")
+        made = plan(PROMPT, [sure, behind], ENGINE)
+        assert (made.reason, made.num_blocks) == (reason, ALL if reason is Reason.LOAD else 16)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ for every behaviour of the tiers, plus the time between two polls, as far as `T`
 saved is counted at the low end of the engine's uncertainty. The hedge is what the plan itself needs
 to be followed, a quarter more, and up to `SLACK` of the time to recompute. It is never more than a
 share of that time: `MIN_SHARE` where a model is a guess, up to `MAX_SHARE` where both are sure. A
-plan that needs more is not made.
+plan of which a tier needs more than its share is not made.
 """
 
 from __future__ import annotations
@@ -131,21 +131,23 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
     most_s = hedge_s = slack_s
     chosen, chosen_s, chosen_load_s = 0, recompute_s, 0.0
     load_s, needed_s, start = 0.0, 0.0, 0
-    is_risky = False
+    is_risky, is_within = False, True
     for part in held:
         if part.num_blocks <= start:
             continue
         if part.costs is not None:
             sure = _certainty(2.0 * part.costs.uncertainty) * _certainty(engine.uncertainty)
-            most_s = max(most_s, recompute_s * (MIN_SHARE + (MAX_SHARE - MIN_SHARE) * sure))
-            exposed_s = _exposure_s(prompt, part, engine, start, load_s - busy_s)
-            needed_s = max(needed_s, _MARGIN * exposed_s)
+            share_s = recompute_s * (MIN_SHARE + (MAX_SHARE - MIN_SHARE) * sure)
+            part_s = _MARGIN * _exposure_s(prompt, part, engine, start, load_s - busy_s)
+            # By its own share: that of a faster tier, of which more is known, is not for this one.
+            is_within = is_within and part_s <= share_s
+            most_s, needed_s = max(most_s, share_s), max(needed_s, part_s)
             load_s += part.costs.read_s((part.num_blocks - start) * prompt.block_nbytes)
         start = part.num_blocks
         total_s = max(0.0, load_s - busy_s) + recompute_s - prompt.saved_s(engine, start)
         if total_s > chosen_s - _MIN_GAIN_S:
             continue
-        if needed_s > most_s:
+        if not is_within:
             is_risky = True
             continue
         chosen, chosen_s, chosen_load_s = start, total_s, load_s
@@ -219,6 +221,37 @@ def may_wait(prompt: Prompt, engine: EngineCosts, wait: Wait) -> bool:
         return False
     gained_s = prompt.saved_s(engine, wait.planned) - prompt.saved_s(engine, wait.ready)
     return max(wait.left_s, wait.step_s) < gained_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a promotion is."""
+
+    planned: int
+    """Blocks that it brings."""
+    at_start: int
+    """Of these, blocks that were in memory from the start."""
+    ready: int
+    load_s: float
+    """The plan's, until all are in memory."""
+    elapsed_s: float
+    """Since it was started."""
+    moved_s: float
+    """From its start until the last ready block came."""
+
+    @property
+    def left_s(self) -> float:
+        """Predicted until all is there.
+
+        A block takes what the plan says, and the more of them came the rather what those took. One
+        that is overdue will be so for as long again.
+        """
+        wanted = max(1, self.planned - self.at_start)
+        came = min(wanted, max(0, self.ready - self.at_start))
+        block_s = self.load_s / wanted
+        if came:
+            block_s += (self.moved_s / came - block_s) * came / wanted
+        return abs((self.planned - self.ready) * block_s - (self.elapsed_s - self.moved_s))
 
 
 def regret_s(

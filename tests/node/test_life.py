@@ -126,7 +126,7 @@ def test_kill_and_a_new_node(node, engine):
     deadline = time.monotonic() + SOON
     while node.status()["tiers"]["file"]["num_blocks"] < 10:
         assert time.monotonic() < deadline
-    time.sleep(0.2)  # the journal is written behind the blocks
+    time.sleep(1.0)  # the journal is written behind the blocks
     boot = engine.client.boot
     node.kill()
     for ask in (engine.client.promote, engine.client.reserve):

@@ -20,7 +20,8 @@ from typing import TypeVar
 from headstart.errors import HeadstartError
 from headstart.keys import Namespace
 from headstart.node import protocol
-from headstart.node.board import Board, Phase
+from headstart.node.board import Board
+from headstart.node.promise import LATE, Promise
 from headstart.types import KeyChain
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class NodeClient:
         self._down_until = float("-inf")
         self._retry_s = self._limits.retry_s
         self._refusal = ""
+        self._owed: tuple[int, int] | None = None
+        """Ticket and word of a question whose answer was not waited for."""
         self.boot = b""
         """Which run of the node this is; what an earlier one gave means nothing."""
         self.num_failures = 0
@@ -81,33 +84,44 @@ class NodeClient:
         """What an earlier engine of an open namespace has told of its costs."""
         return self._costs.get(namespace) if self._ready(namespace) else None
 
-    def promote(self, chain: KeyChain, asked: protocol.Asked | None = None) -> Promise | None:
+    def promote(
+        self,
+        chain: KeyChain,
+        asked: protocol.Asked | None = None,
+        *,
+        budget_s: float | None = None,
+    ) -> Promise | None:
         """Look up a prompt's blocks and start to bring what is held into memory.
 
-        As much of it as the node plans, if something is `asked`.
+        As much of it as the node plans, if something is `asked`. With `budget_s`, an answer that
+        takes longer is not waited for: the promise `is_late` and of nothing.
         """
+        deadline = None if budget_s is None else time.monotonic() + budget_s
         if not self._ready(chain.namespace) or not self._free_words:
             return None
+        if not self._settle(deadline):
+            return None if self._sock is None else Promise(self, None, 0, LATE)
         ticket, word = self._new_ticket(), self._free_words.pop()
-        reply = self._ask(
-            protocol.Promote(
-                ticket,
-                word,
-                chain.namespace,
-                chain.block_nbytes,
-                protocol.join_keys(chain.keys),
-                asked,
-            ),
-            protocol.Promoted,
+        question = protocol.Promote(
+            ticket,
+            word,
+            chain.namespace,
+            chain.block_nbytes,
+            protocol.join_keys(chain.keys),
+            asked,
         )
-        if reply is None:
-            if self._sock is not None:  # refused; else the words went with the connection
-                self._free_words.append(word)
+        if not self._send(question, self._limits.ask_s):
             return None
-        if not reply.pending and not reply.num_ready:
+        if deadline is not None and not self._is_answered(deadline):
+            self._owed = ticket, word
+            return Promise(self, None, 0, LATE)
+        reply = self._receive(question, protocol.Promoted, self._limits.ask_s)
+        is_promised = reply is not None and (reply.pending or reply.num_ready > 0)
+        if not is_promised and self._sock is not None:  # else the words went with the connection
             self._free_words.append(word)
-            return Promise(self, None, 0, reply)
-        return Promise(self, ticket, word, reply)
+        if reply is None:
+            return None
+        return Promise(self, ticket if is_promised else None, word, reply)
 
     def reserve(self, chain: KeyChain) -> tuple[int, protocol.Reserved] | None:
         """Slots for new blocks: a ticket, which is claimed if it has slots, and the answer."""
@@ -169,7 +183,7 @@ class NodeClient:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        self._board, self._free_words = None, []
+        self._board, self._free_words, self._owed = None, [], None
 
     # -- for Promise
 
@@ -245,14 +259,30 @@ class NodeClient:
     def _ask(
         self, message: protocol.Request, wanted: type[_Reply], timeout_s: float | None = None
     ) -> _Reply | None:
-        if self._sock is None:
-            return None
         timeout_s = self._limits.ask_s if timeout_s is None else timeout_s
+        if not self._settle() or not self._send(message, timeout_s):
+            return None
+        return self._receive(message, wanted, timeout_s)
+
+    def _send(self, message: protocol.Request, timeout_s: float) -> bool:
+        if self._sock is None:
+            return False
         try:
-            deadline = time.monotonic() + timeout_s
             self._sock.settimeout(timeout_s)
             self._sock.sendall(self._take_outbox() + protocol.pack(message))
-            reply = protocol.receive_reply(self._sock, deadline)
+        except (OSError, HeadstartError) as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _receive(
+        self, message: protocol.Request, wanted: type[_Reply], timeout_s: float
+    ) -> _Reply | None:
+        """The reply to a message that was sent."""
+        assert self._sock is not None
+        try:
+            self._sock.settimeout(timeout_s)
+            reply = protocol.receive_reply(self._sock, time.monotonic() + timeout_s)
             if not isinstance(reply, (wanted, protocol.Failed)):
                 raise protocol.ProtocolError(f"{type(reply).__name__} is no answer")
         except (OSError, EOFError, HeadstartError) as error:
@@ -266,6 +296,38 @@ class NodeClient:
         _log.log(logging.DEBUG if refusal == self._refusal else logging.WARNING, refusal)
         self._refusal = refusal
         return None
+
+    def _is_answered(self, deadline: float) -> bool:
+        """Whether something comes by then, be it the end of the connection."""
+        assert self._sock is not None
+        self._sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        except OSError:
+            pass  # whoever reads finds out
+        return True
+
+    def _settle(self, deadline: float | None = None) -> bool:
+        """Take the answer that was not waited for and give back what it gives; False: not yet.
+
+        The next answer would be taken for it. `deadline`: of waiting for it.
+        """
+        if self._owed is None:
+            return True
+        if deadline is not None and not self._is_answered(deadline):
+            return False
+        (ticket, word), self._owed = self._owed, None
+        question = protocol.Release(ticket)
+        reply = self._receive(question, protocol.Promoted, self._limits.ask_s)
+        if self._sock is None:
+            return False
+        if reply is not None and (reply.pending or reply.num_ready):
+            self._release(ticket, word, self._board)
+        else:
+            self._free_words.append(word)
+        return True
 
     def _tell(self, message: protocol.Request) -> None:
         if self._sock is not None:
@@ -286,73 +348,6 @@ class NodeClient:
         self.close()
         self._down_until = self._clock() + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._limits.max_retry_s)
-
-
-class Promise:
-    """A promotion as its scheduler sees it. Ends with `release()`."""
-
-    def __init__(
-        self,
-        client: NodeClient,
-        ticket: int | None,
-        word: int,
-        reply: protocol.Promoted,
-    ) -> None:
-        """While `reply` is pending, the board's word `word` tells how far it is."""
-        self._client, self._word = client, word
-        self.ticket = ticket
-        """The number that workers acknowledge; None: nothing is held."""
-        self._board = client._board
-        self._num_ready = None if reply.pending else reply.num_ready
-        self.num_held = reply.num_held
-        """Blocks that some tier holds."""
-        self.by_tier, self.plan = reply.by_tier, reply.plan
-
-    @property
-    def num_planned(self) -> int:
-        """Blocks that are promoted."""
-        return self.num_held if self.plan is None else self.plan.num_blocks
-
-    @property
-    def num_kept(self) -> int:
-        """Blocks that are in memory, or will be: what lies behind is worth storing again."""
-        if self.plan is None or self.plan.num_blocks == self.num_held:
-            return self.num_held
-        return max(self.plan.num_blocks, self.by_tier.get("memory", 0))
-
-    def poll(self) -> tuple[bool, int]:
-        """Whether it is over, and the blocks that are ready. Costs no message."""
-        if self.ticket is None or self._board is None or self._client._board is not self._board:
-            return True, 0  # the connection was lost: so was the ticket
-        if self._num_ready is not None:
-            return True, self._num_ready
-        phase, ready = self._board.read(self._word, self.ticket)
-        if phase is Phase.DONE:
-            self._num_ready = ready
-        return phase is Phase.DONE, ready
-
-    @property
-    def pulse(self) -> int:
-        """A number that changes while a living node has the promotion in its queue."""
-        if self._num_ready is not None or self.ticket is None or self._board is None:
-            return 0
-        phase, _ = self._board.read(self._word, self.ticket)
-        return self._board.num_beats if phase is Phase.WAITING else 0
-
-    def claim(self) -> protocol.Claimed | None:
-        """Where the ready blocks lie, theirs until `release`; None or no offsets: a miss."""
-        return None if self.ticket is None else self._client._claim(self.ticket)
-
-    def unclaim(self) -> None:
-        """No worker was given the addresses."""
-        if self.ticket is not None:
-            self._client._unclaim(self.ticket)
-
-    def release(self) -> None:
-        """Nobody needs the blocks any more. Idempotent."""
-        if self.ticket is not None:
-            self._client._release(self.ticket, self._word, self._board)
-            self.ticket = None
 
 
 def command(path: Path, message: protocol.Request, timeout_s: float) -> protocol.Reply:

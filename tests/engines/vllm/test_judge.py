@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,7 @@ class Rig:
             num_prompt_tokens=num_tokens,
             num_computed_tokens=computed,
             block_hashes=[],
+            skip_reading_prefix_cache=False,
         )
         record = self._record(request, b"", SHAPE, promise=promise, found=promise)
         record.told = {"prompt_tokens": num_tokens}
@@ -101,8 +103,43 @@ def test_shadow_is_a_share_of_the_requests(make):
         ({"shadow": 1.0}, 0, 0),
         ({"shadow": 0.3}, 630, 770),
     ):
-        judge = make(**options).judge
-        assert least <= sum(judge.may_load() for _ in range(1000)) <= most, options
+        judge, count, shadows = make(**options).judge, 0, 0
+        for _ in range(1000):
+            record = SimpleNamespace(request=SimpleNamespace(skip_reading_prefix_cache=False))
+            judge.admit(record)
+            count, shadows = count + record.may_load, shadows + record.is_shadow
+        assert least <= count <= most, options
+        assert shadows == (1000 - count if "shadow" in options else 0)
+
+
+def test_a_look_up_may_take_a_hundredth_of_the_time_to_compute(make, rig):
+    assert rig.judge.lookup_s(rig.add("one", 1000)) == pytest.approx(0.01)
+    assert rig.judge.lookup_s(rig.add("short", 16)) == 0.002
+    assert make(lookup_budget="50ms").judge.lookup_s(rig.records["one"]) == 0.05
+    assert make(load="always").judge.lookup_s(rig.records["one"]) is None
+
+
+def test_blocks_that_are_copied_longer_than_computed_are_worth_nothing(rig, make):
+    record = rig.add("one", promise=promise())
+    assert rig.judge.is_worth_it(record, num_local=0, ready=3)
+    assert not rig.judge.is_worth_it(record, num_local=48, ready=3)
+    from headstart.engines.vllm.judge import as_message
+
+    rig.pace.begin_with(as_message(replace(COSTS, copy_bytes_per_s=1024 / 0.017)))
+    assert not rig.judge.is_worth_it(record, num_local=0, ready=3)
+    record.promise = promise(planned=False)
+    assert rig.judge.is_worth_it(record, num_local=0, ready=3)
+
+
+def test_a_shadow_request_says_how_well_its_time_was_predicted(make):
+    rig = make(shadow=1.0)
+    record = rig.add("one")
+    rig.judge.admit(record)
+    (verdict,) = rig.step(1.0, 0.2, {"one": 160})
+    assert (verdict.reason, verdict.found_tokens, verdict.loaded_tokens) == ("shadow", 0, 0)
+    assert verdict.predicted_prefill_s == pytest.approx(0.16, rel=0.01)
+    assert verdict.actual_prefill_s == pytest.approx(0.2)
+    assert verdict.regret_s == 0.0
 
 
 def test_half_of_what_others_need_is_told_to_the_node(make, rig):

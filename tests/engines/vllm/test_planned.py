@@ -54,7 +54,7 @@ def slow(harness, fresh, believe, monkeypatch):
     monkeypatch.setattr(harness.Worker, "execute", computing)
     believe(SLOW)
     return lambda extra=None, **options: fresh(
-        extra={"load": "planned", **(extra or {})}, **options
+        extra={"load": "planned", "lookup_budget": 0.2, **(extra or {})}, **options
     )
 
 
@@ -91,7 +91,7 @@ def teach(node, block_s):
         lag_nbytes=2 * BLOCK_NBYTES,
         uncertainty=0.05,
     )
-    node.services.devices.by_tier["file"].costs = lambda waiting_nbytes=0: costs
+    node.services.devices.by_tier["file"].costs = lambda *args: costs
 
 
 def decisions(node, engine):

@@ -74,7 +74,8 @@ def test_nothing_is_loaded_but_all_is_stored(node, filled, fresh, extra):
     told = engine.ask("new", prompt, 2)
     assert "loaded_tokens" not in told
     assert told["stored_blocks"] == 2
-    assert "new" not in decisions(node, engine)
+    known = decisions(node, engine).get("new", [])
+    assert [made["reason"] for made in known] == (["shadow"] if "shadow" in extra else [])
     assert fresh().ask("other", prompt)["loaded_tokens"] == 128
 
 
@@ -107,7 +108,11 @@ def test_every_request_leaves_one_decision(node, filled, fresh, overlap, extra, 
     node.settled()
     node.restart()
     node.slow.schedule = lambda n: Fault(latency_s=0.05 * (n % 3))
-    engine = fresh(extra={"load": "planned", **extra}, overlap=overlap, max_num_batched_tokens=64)
+    engine = fresh(
+        extra={"load": "planned", "lookup_budget": 0.2, **extra},
+        overlap=overlap,
+        max_num_batched_tokens=64,
+    )
     for n in range(12):
         engine.add(f"{n}", filled[: 16 * (n % 6) + 1] + tokens(20, seed=n), 1 + n % 3)
         engine.steps(n % 3)
@@ -122,7 +127,7 @@ def test_every_request_leaves_one_decision(node, filled, fresh, overlap, extra, 
 
 def test_a_preempted_request_leaves_one_decision(node, fresh, monkeypatch):
     believe_slow(monkeypatch)
-    extra = {"load": "planned"}
+    extra = {"load": "planned", "lookup_budget": 0.2}
     for blocks in (128, 14):
         engine = fresh(blocks=blocks, extra=extra, max_num_batched_tokens=48)
         assert crowd(engine) or blocks == 128

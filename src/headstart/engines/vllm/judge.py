@@ -19,10 +19,12 @@ from headstart.engines.vllm.record import Record
 from headstart.engines.vllm.shape import BlockShape
 from headstart.engines.vllm.step import WorkerMeta
 from headstart.node import protocol
-from headstart.planner import Prompt, Wait, may_wait, regret_s
+from headstart.planner import Progress, Prompt, Wait, may_wait, regret_s
 
 _BUSY_SHARE = 0.5
 """Of what the engine has to compute for others: they may have hits, too, or be aborted."""
+_LOOKUP_SHARE = 0.01
+"""Of the time to compute a prompt: a miss costs all of it."""
 _MAX_OTHERS = 64
 """More are not looked at: polls are on the thread that schedules."""
 _MAX_STEPS = 8
@@ -40,10 +42,13 @@ class Judge:
         self._finishing: dict[int, list[Record]] = {}
         """By step: those whose first token comes with its output."""
 
-    def may_load(self) -> bool:
-        """Whether the next request may load anything at all."""
+    def admit(self, record: Record) -> None:
+        """Decide whether a request that has just come may load anything at all."""
         shadow = self._options.shadow
-        return self._options.load != "never" and not (shadow and self._random.random() < shadow)
+        record.is_shadow = bool(shadow) and self._random.random() < shadow
+        record.may_load = self._options.load != "never" and not (
+            record.is_shadow or record.request.skip_reading_prefix_cache
+        )
 
     def ask(self, record: Record, others: Iterable[Record]) -> protocol.Asked | None:
         """What the node needs to know to plan for a request; None: all of it is loaded.
@@ -66,6 +71,13 @@ class Judge:
             busy_s=_BUSY_SHARE * busy_s,
         )
 
+    def lookup_s(self, record: Record) -> float | None:
+        """How long the look-up of a request may take; None: as long as any question."""
+        if self._options.load != "planned":
+            return None
+        recompute_s = self._prompt(record, 0).recompute_s(self._pace.costs)
+        return max(self._options.lookup_budget, _LOOKUP_SHARE * recompute_s)
+
     def waits(
         self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
     ) -> bool:
@@ -82,13 +94,19 @@ class Judge:
         prompt, costs = self._prompt(record, num_local), self._pace.costs
         whole_s = self._prompt(record, 0).recompute_s(costs)
         step_s = self._step_s(record, others)
+        progress = Progress(
+            planned=plan.num_blocks,
+            at_start=record.promise.by_tier.get("memory", 0),
+            ready=ready,
+            load_s=plan.load_s,
+            elapsed_s=now - record.promoted_at,
+            moved_s=record.moved_at - record.promoted_at if ready else 0.0,
+        )
         wait = Wait(
             ready=ready,
             planned=plan.num_blocks,
             waited_s=record.exposed_s,
-            left_s=_left_s(
-                plan, ready, now - record.promoted_at, record.promise.by_tier.get("memory", 0)
-            ),
+            left_s=progress.left_s,
             hedge_s=plan.hedge_s * prompt.recompute_s(costs) / max(whole_s, 1e-9),
             step_s=step_s,
         )
@@ -96,6 +114,12 @@ class Judge:
             return False
         record.exposed_s += step_s
         return True
+
+    def is_worth_it(self, record: Record, *, num_local: int, ready: int) -> bool:
+        """Whether blocks that are ready save anything: copying them may take longer."""
+        if record.promise is None or record.promise.plan is None:
+            return True
+        return self._prompt(record, num_local).saved_s(self._pace.costs, ready) > 0.0
 
     def begin(self, output: Any, records: Mapping[str, Record], now: float) -> int:
         """A step is scheduled; its number."""
@@ -122,19 +146,20 @@ class Judge:
 
     def end(self, told: WorkerMeta, now: float) -> list[protocol.Decided]:
         """The output of a step is there: learn from it; what came of whom."""
+        costs = self._pace.costs  # as they were when it was predicted
         self._pace.end(told, now)
         verdicts = []
         for record in self._finishing.pop(told.number, ()):
             if record.is_judged or _is_prefilling(record):
                 continue  # preempted since its first token, or its load failed: it goes on
             record.is_judged = True
-            verdicts.append(self._verdict(record, now))
+            verdicts.append(self._verdict(record, costs, now))
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _verdict(self, record: Record, now: float) -> protocol.Decided | None:
+    def _verdict(self, record: Record, costs: EngineCosts, now: float) -> protocol.Decided | None:
         """What was decided for a request whose first token is there, and what came of it."""
-        costs, found = self._pace.costs, record.found
-        if found is None:
+        found = record.found
+        if found is None and not record.is_shadow:
             return None
         loaded = int(record.told.get("loaded_tokens", 0))
         prompt = self._prompt(record, record.num_local)
@@ -144,18 +169,22 @@ class Judge:
         speed = prefill_s / predicted_s if predicted_s > _MIN_PREFILL_S else 1.0
         speed = min(max(speed, _SPEEDS[0]), _SPEEDS[1])
         recompute_s = speed * prompt.recompute_s(costs)
-        plan, best_load_s = found.plan, None
+        plan, num_held, by_tier = None, 0, {}
+        if found is not None:
+            plan, num_held, by_tier = found.plan, found.num_held, found.by_tier
+        best_load_s = None
         is_late = bool(record.told.get("late"))
-        if plan is not None and found.num_held and not is_late:  # else nobody knows what it takes
-            best_load_s = plan.load_all_s + speed * prompt.prefill_s(costs, found.num_held)
+        if plan is not None and num_held and not is_late:  # else nobody knows what it takes
+            best_load_s = plan.load_all_s + speed * prompt.prefill_s(costs, num_held)
         size = self._shape.block_size
+        reason = "shadow" if record.is_shadow else "always" if num_held else "miss"
         return protocol.Decided(
             request_id=str(record.request.request_id),
             prompt_tokens=int(record.told["prompt_tokens"]),
-            found_tokens=found.num_held * size,
-            found_by_tier={tier: count * size for tier, count in found.by_tier.items()},
+            found_tokens=num_held * size,
+            found_by_tier={tier: count * size for tier, count in by_tier.items()},
             loaded_tokens=loaded,
-            reason=plan.reason if plan is not None else "always" if found.num_held else "miss",
+            reason=reason if plan is None else plan.reason,
             predicted_load_s=0.0 if plan is None else plan.load_s,
             predicted_prefill_s=predicted_s if plan is None else plan.prefill_s,
             deadline_s=0.0 if plan is None else plan.hedge_s,
@@ -194,18 +223,6 @@ class Judge:
 
 def _is_prefilling(record: Record) -> bool:
     return bool(record.request.num_computed_tokens < record.request.num_prompt_tokens)
-
-
-def _left_s(plan: protocol.Planned, ready: int, elapsed_s: float, at_start: int) -> float:
-    """Predicted until all is there: by what has come, or as planned if that is sooner.
-
-    `at_start` blocks were in memory from the start.
-    """
-    by_progress_s = elapsed_s * (plan.num_blocks - ready) / max(1, ready - at_start)
-    if elapsed_s >= plan.load_s:
-        return by_progress_s
-    planned_s = plan.load_s - elapsed_s
-    return min(planned_s, by_progress_s) if ready > at_start else planned_s
 
 
 def as_message(costs: EngineCosts) -> protocol.Costs:

@@ -40,6 +40,11 @@ class Options(Strict):
         le=1.0,
         description="Share of the requests that load nothing, to check what is predicted.",
     )
+    lookup_budget: Seconds = Field(
+        default=0.002,
+        description="How long the look-up of a prompt may take, or a hundredth of the time to "
+        "compute it where that is more; then it is a miss.",
+    )
     stall: Seconds = Field(
         default=0.5, description="A request stops waiting for a read that has not moved so long."
     )

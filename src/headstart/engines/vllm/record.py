@@ -7,7 +7,7 @@ from typing import Any
 
 from headstart.engines.vllm.shape import BlockShape
 from headstart.keys import next_keys
-from headstart.node.client import Promise
+from headstart.node.promise import Promise
 from headstart.node.protocol import Claimed
 from headstart.types import BlockKey, KeyChain, NamespaceId
 
@@ -46,6 +46,8 @@ class Record:
     moved_at: float = 0.0
     progress: tuple[int, int] = (0, 0)
     may_load: bool = True
+    is_shadow: bool = False
+    """Whether it loads nothing only to check what is predicted."""
     waited_s: float = 0.0
     """Until it was first claimed: later it waits for room in the engine."""
     has_claimed: bool = False
@@ -95,6 +97,20 @@ class Record:
             self.progress, self.moved_at = progress, now
         self.exposed_s += max(0.0, now - self.seen_at - (busy_s - self.seen_busy_s))
         self.seen_at, self.seen_busy_s = now, busy_s
+
+    def promised(self, promise: Promise) -> None:
+        """The node has answered."""
+        if promise.is_late:
+            self.told["outcome"] = "late look-up"
+            return
+        self.next_store = promise.num_kept
+        self.told["held_tokens"] = promise.num_held * self.shape.block_size
+        if promise.plan is not None and promise.num_held:
+            self.told["reason"] = promise.plan.reason
+        if promise.ticket is not None:
+            self.promise = promise
+        elif promise.num_held and promise.plan is not None:
+            self.told["outcome"] = "declined"
 
     def unclaim(self) -> None:
         """No admission followed the claim."""

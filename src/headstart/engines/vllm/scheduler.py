@@ -102,7 +102,7 @@ class SchedulerSide:
         record.extend()
         self._num_arrived += 1
         record.arrived = self._num_arrived
-        record.may_load = self._judge.may_load() and not request.skip_reading_prefix_cache
+        self._judge.admit(record)
         self._promote(record)
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
@@ -142,6 +142,8 @@ class SchedulerSide:
             record.extend()
             self._promote(record)
         if record.promise is None or record.is_shipped:
+            if not record.is_shipped:
+                record.num_local = num_local  # what is predicted counts it
             return 0, False
         if record.claimed is None:
             waiting = self._claim(record, num_local)
@@ -334,19 +336,15 @@ class SchedulerSide:
             self._pace.begin_with(self._client.costs_of(self._home))
         asked = self._judge.ask(record, self._records.values())
         record.promoted_at = self._clock()
-        promise = record.found = self._client.promote(record.chain(0, len(record.keys)), asked)
+        promise = record.found = self._client.promote(
+            record.chain(0, len(record.keys)), asked, budget_s=self._judge.lookup_s(record)
+        )
         self.sums.add(lookups=1)
         if promise is None:
             record.told["outcome"] = "no node"
             return
-        record.next_store = promise.num_kept
-        record.told["held_tokens"] = promise.num_held * self._block_size
-        if promise.plan is not None and promise.num_held:
-            record.told["reason"] = promise.plan.reason
-        if promise.ticket is not None:
-            record.promise = promise
-        elif promise.num_held and promise.plan is not None:
-            record.told["outcome"] = "declined"
+        self.sums.add(lookups_late=promise.is_late)
+        record.promised(promise)
 
     def _claim(self, record: Record, num_local: int) -> bool:
         """Claim what is ready, if it is time to; whether to wait on."""
@@ -369,8 +367,10 @@ class SchedulerSide:
                 self.sums.add(loads_late=1)
         # What was held and could not be read may be damaged and gone, and is computed: offer it.
         record.next_store = min(record.next_store, ready)
-        if record.tokens(ready) <= num_local:
-            record.end("late" if not is_over else "local" if ready else "miss")
+        is_useful = record.tokens(ready) > num_local
+        if not is_useful or not self._judge.is_worth_it(record, num_local=num_local, ready=ready):
+            reason = "declined" if is_useful else "local" if ready else "miss"
+            record.end(reason if is_over else "late")
             return False
         claimed = record.promise.claim()
         if claimed is not None and not claimed.attached and waited_s < _ATTACH_S:

@@ -7,6 +7,7 @@ TIER_TOKENS = "tokens_"
 
 COUNTERS = {
     "lookups": "Prompts looked up at the node.",
+    "lookups_late": "Look-ups that took longer than their budget: misses.",
     "hits": "Requests that loaded tokens.",
     "load_bytes": "Bytes of the blocks loaded.",
     "loads_late": "Requests that stopped waiting and took what was ready.",

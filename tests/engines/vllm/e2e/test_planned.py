@@ -23,7 +23,7 @@ def node(make_node):
 @pytest.fixture(scope="module", autouse=True)
 def starting(make_engine, node, reference):
     """The engine, which starts while the reference does."""
-    return make_engine(node, extra={"load": "planned"})
+    return make_engine(node, extra={"load": "planned", "lookup_budget": 0.2})
 
 
 @pytest.fixture(scope="module")
