@@ -1,33 +1,36 @@
 """TTFT on vLLM with a slow disk: no cache, Headstart's plan, and loading whatever is held.
 
-    .venv-vllm/bin/python benchmarks/vllm_slow_disk.py --bytes-per-s 5000000 \
-        --json benchmarks/results/vllm_slow_disk_5.json
+    .venv-vllm/bin/python benchmarks/vllm_slow_disk.py --bytes-per-s 0 20000000 8000000 5000000 \
+        --always --sick --json benchmarks/results/vllm_slow_disk.json
 
-SmolLM2-135M in float32, computing on one core. Every prompt is stored once, on disk only: the node
-is restarted before each arm, in a cgroup whose reads are throttled by the kernel
-(`blkio.throttle.read_bps_device`, for the superuser). The arms are asked in turn, prompt by prompt,
-each in its own engine, in an order that rotates; a prompt is asked once an arm, so that no hit
-comes from memory:
+SmolLM2-135M in float32, computing on one core. Every prompt is stored once, on disk only. Then, for
+each speed, the nodes are started anew in a cgroup whose reads the kernel throttles
+(`blkio.throttle.read_bps_device`, for the superuser; 0: the disk as it is), and the arms are asked
+in turn, prompt by prompt, each in its own engine, in an order that rotates:
 
     plain     no connector             plain again   another such engine, for the A/A spread
-    planned   `"load": "planned"`      always        `"load": "always"`, if --always is given
+    planned   `"load": "planned"`      always        `"load": "always"`, with --always
 
+With --sick also: a disk that falls from its speed to 2 MB/s and comes back, one that gives nothing
+for 20 s, eight requests at once on a slow one, and prompts of one or two blocks hit in memory.
 Every answer is compared. Engines wait while another one computes.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -41,89 +44,229 @@ LENGTHS = (256, 1024, 2048)
 _PAUSE_S = 2.0
 """For what another engine and its node have still to do: they share the core."""
 _CGROUP = Path("/sys/fs/cgroup/blkio/headstart-bench")
+_SICK_LENGTH = 1024
+_NUM_SICK = 24
+_NUM_CROWD = 8
+_SHORT = (200, 300)
+_NUM_SHORT = 10
+_DROP_BYTES_PER_S = 2_000_000
+_CROWD_BYTES_PER_S = 8_000_000
+_STALL_S = 20.0
 
 
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--bytes-per-s", type=int, default=0, help="of the disk; 0: as it is")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument(
+        "--bytes-per-s", type=int, nargs="*", default=[0], help="of the disk; 0: as it is"
+    )
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--always", action="store_true")
+    parser.add_argument("--sick", action="store_true")
     parser.add_argument("--root", type=Path, default=Path("build"), help="folder on the disk")
     options = parser.parse_args()
     options.root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.root, prefix="slow-disk-") as folder:
-        document = _Campaign(options, Path(folder).absolute()).run()
-    options.json.write_text(json.dumps(document, indent=1) + "\n")
-    _show(document)
+    with ExitStack() as stack:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=options.root, prefix="slow-disk-")
+        )
+        document = _Campaign(options, Path(folder).absolute(), stack).run()
     if not document["identical"]:
         sys.exit("an answer differs")
 
 
 class _Campaign:
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+    def __init__(self, options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self._options, self._folder, self._stack = options, folder, stack
         self._model = prepare_model(cache_dir(), "float32")
-        rng = random.Random(11)
-        self._prompts = [
-            [rng.randrange(100, 40_000) for _ in range(length)]
-            for _ in range(options.pairs)
-            for length in options.lengths
-        ]
+        self._rng = random.Random(11)
         self._arms = ["plain", "planned", *(["always"] if options.always else []), "plain again"]
+        self._stored = [arm for arm in self._arms if arm in ("planned", "always")]
+        self._engines: dict[str, VllmServer] = {}
+        self._nodes: dict[str, ExitStack] = {}
+        self._answers: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
 
     def run(self) -> dict[str, object]:
-        ttft: dict[str, dict[str, list[float]]] = {
-            arm: {str(length): [] for length in self._options.lengths} for arm in self._arms
-        }
-        answers: dict[int, set[tuple[int, ...]]] = {}
-        with ExitStack() as stack:
-            # Each arm has a node of its own on a disk of its own, filled alike.
-            engines: dict[str, VllmServer] = {}
-            stored = [arm for arm in self._arms if arm in ("planned", "always")]
-            for arm in self._arms:
-                if arm in stored:
-                    stack.enter_context(self._node(arm, 0))
-                engines[arm] = stack.enter_context(self._engine(arm))
-            for number, prompt in enumerate(self._prompts):
-                for arm in stored:
-                    answers.setdefault(number, set()).add(engines[arm].ask(prompt).tokens)
-            with ExitStack() as throttled:
-                for arm in stored:
-                    self._headstart("node", "stop", "--socket", str(self._socket(arm)))
-                    throttled.enter_context(self._node(arm, self._options.bytes_per_s))
-                _drop_caches()
-                time.sleep(35.0)  # the engines ask again after at most half a minute
-                for arm in stored:
-                    engines[arm].ask([100] * 64)
-                for number, prompt in enumerate(self._prompts):
-                    first = number // len(self._options.lengths) % len(self._arms)
-                    for arm in self._arms[first:] + self._arms[:first]:
-                        time.sleep(_PAUSE_S)
-                        engines[arm].reset_prefix_cache()
-                        reply = engines[arm].ask(prompt)
-                        answers[number].add(reply.tokens)
-                        ttft[arm][str(len(prompt))].append(reply.ttft_s)
-                    told = {arm: round(t[str(len(prompt))][-1], 3) for arm, t in ttft.items()}
-                    print(len(prompt), told, flush=True)
-                decisions = self._decisions()
-        return {
-            "schema": "headstart.bench.vllm_slow_disk/1",
+        lengths, pairs = self._options.lengths, self._options.pairs
+        prompts = [self._prompt(length) for _ in range(pairs) for length in lengths]
+        sick = [self._prompt(_SICK_LENGTH) for _ in range(_NUM_SICK * self._options.sick)]
+        for arm in self._stored:
+            self._start_node(arm)
+        for arm in self._arms:
+            self._engines[arm] = self._stack.enter_context(self._engine(arm))
+        for prompt in prompts + sick:
+            for arm in self._stored if prompt in prompts else ["planned"]:
+                self._ask(arm, prompt)
+        document: dict[str, object] = {
+            "schema": "headstart.bench.vllm_slow_disk/2",
             "environment": describe(),
-            "settings": {
-                "bytes_per_s": self._options.bytes_per_s,
-                "pairs": self._options.pairs,
-                "dtype": "float32",
-            },
-            "identical": all(len(each) == 1 for each in answers.values()),
+            "settings": {"pairs": pairs, "dtype": "float32"},
+            "speeds": [],
+            "sick": {},
+        }
+        for bytes_per_s in self._options.bytes_per_s:
+            document["speeds"].append(self._at(bytes_per_s, prompts))  # type: ignore[attr-defined]
+            self._save(document)
+        if self._options.sick:
+            for name, scenario in (
+                ("drop", self._drop),
+                ("stall", self._stall),
+                ("crowd", self._crowd),
+                ("short", self._short),
+            ):
+                document["sick"][name] = scenario(sick)  # type: ignore[index]
+                print(name, json.dumps(document["sick"][name])[:2000], flush=True)  # type: ignore[index]
+                self._save(document)
+        self._save(document)
+        return document
+
+    def _save(self, document: dict[str, object]) -> None:
+        document["identical"] = all(len(each) == 1 for each in self._answers.values())
+        self._options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+    # -- one speed after another
+
+    def _at(self, bytes_per_s: int, prompts: list[list[int]]) -> dict[str, object]:
+        """All arms with a disk of this speed."""
+        known = self._restart(bytes_per_s)
+        ttft: dict[str, dict[str, list[float]]] = {
+            arm: {str(len(prompt)): [] for prompt in prompts} for arm in self._arms
+        }
+        for number, prompt in enumerate(prompts):
+            first = number // len(self._options.lengths) % len(self._arms)
+            for arm in self._arms[first:] + self._arms[:first]:
+                ttft[arm][str(len(prompt))].append(self._ask(arm, prompt))
+            told = {arm: round(t[str(len(prompt))][-1], 3) for arm, t in ttft.items()}
+            print(bytes_per_s, len(prompt), told, flush=True)
+        found = {
+            "bytes_per_s": bytes_per_s,
             "ttft_s": ttft,
             "ratios": _ratios(ttft),
-            "decisions": decisions,
+            "decisions": self._decisions()[known:],
+        }
+        _show(found)
+        return found
+
+    # -- disks that become ill; `planned` against `plain`
+
+    def _drop(self, prompts: list[list[int]]) -> dict[str, object]:
+        """Full speed, from the 5th request on 2 MB/s, from the 13th on full speed again."""
+        known = self._restart(0)
+        rows, lifted_at, recovered_s = [], 0.0, None
+        for number, prompt in enumerate(prompts):
+            if number == 4:
+                self._limit(_DROP_BYTES_PER_S)
+            if number == 12:
+                self._limit(0)
+                lifted_at = time.monotonic()
+            plain = self._ask("plain", prompt)
+            asked_at = time.monotonic()
+            rows.append({"plain_s": plain, "planned_s": self._ask("planned", prompt)})
+            rows[-1]["ratio"] = rows[-1]["planned_s"] / plain
+            if lifted_at and recovered_s is None and rows[-1]["ratio"] < 0.5:
+                recovered_s = asked_at - lifted_at
+        return {
+            "rows": rows,
+            "limited": [4, 12],
+            "recovered_after_s": recovered_s,
+            "decisions": self._decisions()[known:],
         }
 
+    def _stall(self, prompts: list[list[int]]) -> dict[str, object]:
+        """Nothing comes from the disk for 20 s from the 3rd request on."""
+        known = self._restart(0)
+        rows = []
+        timer = None
+        for number, prompt in enumerate(prompts[:12]):
+            plain = self._ask("plain", prompt)
+            if number == 2:
+                self._limit(1)
+                timer = threading.Timer(_STALL_S, self._limit, (0,))
+                timer.start()
+            rows.append({"plain_s": plain, "planned_s": self._ask("planned", prompt)})
+            rows[-1]["late_s"] = rows[-1]["planned_s"] - 1.1 * plain
+        assert timer is not None
+        timer.join()
+        return {"rows": rows, "decisions": self._decisions()[known:]}
+
+    def _crowd(self, prompts: list[list[int]]) -> dict[str, object]:
+        """Eight at once, each with a prefix of its own on one slow device, by arrival."""
+        known = self._restart(_CROWD_BYTES_PER_S)
+        found: dict[str, object] = {}
+        for arm in ("plain", "planned", "plain again"):
+            time.sleep(_PAUSE_S)
+            self._engines[arm].reset_prefix_cache()
+            with ThreadPoolExecutor(_NUM_CROWD) as pool:
+                futures = []
+                for prompt in prompts[-_NUM_CROWD:]:
+                    futures.append(pool.submit(self._engines[arm].ask, prompt))
+                    time.sleep(0.05)
+                replies = [future.result() for future in futures]
+            for prompt, reply in zip(prompts[-_NUM_CROWD:], replies, strict=True):
+                self._answers.setdefault(tuple(prompt), set()).add(reply.tokens)
+            found[arm] = [reply.ttft_s for reply in replies]
+        return {**found, "decisions": self._decisions()[known:]}
+
+    def _short(self, _: list[list[int]]) -> dict[str, object]:
+        """Prompts of one and two blocks that memory holds."""
+        known = self._restart(0)
+        rows: dict[str, dict[str, list[float]]] = {}
+        for length in _SHORT:
+            rows[str(length)] = {"plain": [], "planned": [], "plain again": []}
+            for _number in range(_NUM_SHORT):
+                prompt = self._prompt(length)
+                self._ask("planned", prompt)
+                for arm, times in rows[str(length)].items():
+                    times.append(self._ask(arm, prompt))
+        return {
+            "rows": rows,
+            "p50": {
+                length: {
+                    arm: median(map(truediv, times, by_arm["plain"]))
+                    for arm, times in by_arm.items()
+                }
+                for length, by_arm in rows.items()
+            },
+            "decisions": self._decisions()[known:],
+        }
+
+    # -- engines and nodes
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self._rng.randrange(100, 40_000) for _ in range(length)]
+
+    def _ask(self, arm: str, prompt: list[int]) -> float:
+        """TTFT of what the engine itself has not got."""
+        time.sleep(_PAUSE_S)
+        self._engines[arm].reset_prefix_cache()
+        reply = self._engines[arm].ask(prompt)
+        self._answers.setdefault(tuple(prompt), set()).add(reply.tokens)
+        return reply.ttft_s
+
+    def _restart(self, bytes_per_s: int) -> int:
+        """Empty the nodes' memory, on a disk of this speed; how many decisions it has."""
+        for arm in self._stored:
+            self._nodes[arm].close()
+            self._engines[arm].ask([100] * 64)  # it notices, and asks again after a second
+            self._start_node(arm)
+        self._limit(bytes_per_s)
+        _drop_caches()
+        for arm in self._stored:
+            for _ in range(30):
+                time.sleep(_PAUSE_S)
+                self._engines[arm].ask([100] * 64)
+                words = ("node", "status", "--socket", str(self._socket(arm)), "--json", "-")
+                if json.loads(self._headstart(*words))["gauges"]["engines"]:
+                    break
+            else:
+                sys.exit(f"the engine of {arm} does not come back to its node")
+        return len(self._decisions())
+
     def _decisions(self) -> list[object]:
+        time.sleep(1.0)
+        self._engines["planned"].ask([100] * 20)  # what is told goes with the next question
         words = ("node", "decisions", "--socket", str(self._socket("planned")), "--json", "-")
         return [json.loads(line) for line in self._headstart(*words).splitlines()]
 
@@ -153,8 +296,7 @@ class _Campaign:
             engine.ask([100] * 64, max_tokens=4)  # the first request warms the engine up
             yield engine
 
-    @contextmanager
-    def _node(self, arm: str, bytes_per_s: int) -> Iterator[None]:
+    def _start_node(self, arm: str) -> None:
         config = self._folder / f"{arm}.toml"
         config.write_text(
             f'[memory]\ncapacity = "1GiB"\n[node]\nsocket = "{self._socket(arm)}"\n'
@@ -164,28 +306,25 @@ class _Campaign:
         words = [str(Path(sys.executable).parent / "headstart"), "node", "run", "--config"]
         log = (self._folder.parent / f"slow-disk-{arm}-node.log").open("ab")
         process = subprocess.Popen([*words, str(config)], stdout=subprocess.PIPE, stderr=log)
-        with contextlib.ExitStack() as stack:
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            if bytes_per_s:
-                _throttle(process.pid, self._folder, bytes_per_s)
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                sys.exit(f"the node of {arm} does not start; see {log.name}")
-            yield
+        stack = self._nodes[arm] = ExitStack()
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        self._stack.callback(stack.close)
+        _CGROUP.mkdir(exist_ok=True)
+        (_CGROUP / "cgroup.procs").write_text(str(process.pid))
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            sys.exit(f"the node of {arm} does not start; see {log.name}")
+
+    def _limit(self, bytes_per_s: int) -> None:
+        """Bound the nodes' reads from their disk; 0: do not."""
+        device = self._folder.stat().st_dev
+        numbers = f"{os.major(device)}:{os.minor(device)}"
+        (_CGROUP / "blkio.throttle.read_bps_device").write_text(f"{numbers} {bytes_per_s}")
 
     def _headstart(self, *words: str) -> str:
         program = str(Path(sys.executable).parent / "headstart")
         return subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout
-
-
-def _throttle(pid: int, folder: Path, bytes_per_s: int) -> None:
-    """Bound the reads of a process from the device that a folder is on."""
-    device = folder.stat().st_dev
-    _CGROUP.mkdir(exist_ok=True)
-    numbers = f"{os.major(device)}:{os.minor(device)}"
-    (_CGROUP / "blkio.throttle.read_bps_device").write_text(f"{numbers} {bytes_per_s}")
-    (_CGROUP / "cgroup.procs").write_text(str(pid))
 
 
 def _drop_caches() -> None:
