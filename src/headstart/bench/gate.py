@@ -1,0 +1,317 @@
+"""The verdict on a candidate against a baseline: PASS, FAIL or INCONCLUSIVE, and why.
+
+    TTFT         PASS: the upper bound of the ratio of the medians is <= 1 - drop, by Student's t
+                 and by the bootstrap; FAIL: its lower bound is above
+    throughput   PASS: the lower bound of the ratio is >= 1 + gain, where every run meets the SLO;
+                 FAIL: its upper bound is below
+
+Guard rails veto: whoever computes wrongly, drops requests or is slower where it is not asked, does
+not pass. What the runs do not tell is not checked, and listed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headstart.bench.ratios import (
+    Ratio,
+    good_share,
+    pairs_needed,
+    ratio_of,
+    resampled_p50_bounds,
+)
+from headstart.bench.run import Request, Run, pairs_match
+from headstart.errors import ConfigError
+
+SCHEMA = "headstart.gate/1"
+MIN_PAIRS = 2
+_MIN_P99 = 299
+"""Below, no order statistic bounds a 99th percentile at 95 %."""
+_MAX_TPOT_RATIO = 1.05
+_MAX_LENGTH_DRIFT = 0.01
+_MAX_HIT_RATE_OFF = 0.02
+_MAX_SEND_LAG_SHARE = 0.05
+
+
+class Verdict(enum.StrEnum):
+    """What a gate says."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What a candidate has to reach."""
+
+    ttft_drop: float = 0.25
+    throughput_gain: float = 0.29
+    """0: it is not judged."""
+    slo: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by `ttft`, `tpot`, `latency`; a request meets all of them."""
+    slo_share: float = 0.99
+    token_match: float = 0.98
+    """Share of the requests of a pair that have to be answered alike."""
+    allow_no_reuse: bool = False
+    """Whether the baseline may be an engine without its prefix cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What was found."""
+
+    verdict: Verdict
+    ttft_p50: Ratio
+    ttft_p50_resampled: tuple[float, float]
+    throughput: Ratio
+    reasons: tuple[str, ...]
+    vetoes: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    num_pairs: int
+    pairs_needed: int | None
+    """In all; None: more pairs would not help, or more than a thousand."""
+
+
+def judge(baseline: Sequence[Run], candidate: Sequence[Run], demands: Demands) -> Judgement:
+    """Judge runs, the n-th of the candidate against the n-th of the baseline.
+
+    Raises ConfigError where they cannot be compared.
+    """
+    pairs = _paired(baseline, candidate, demands)
+    ttft = ratio_of([other.ttft_s(0.5) / one.ttft_s(0.5) for one, other in pairs])
+    resampled = resampled_p50_bounds(pairs)
+    throughput = ratio_of(
+        [other.output_tokens_per_s / one.output_tokens_per_s for one, other in pairs]
+    )
+    vetoes, not_checked, unproven = _guard(pairs, demands)
+    verdicts, reasons, needed = [], [], []
+    bound = 1.0 - demands.ttft_drop
+    upper, lower = max(ttft.upper95, resampled[1]), min(ttft.lower95, resampled[0])
+    verdict = _decide(passes=upper <= bound, fails=lower > bound)
+    verdicts.append(verdict)
+    reasons.append(f"TTFT p50: {verdict}: {_told(ttft)}, asked <= {bound:.3f}")
+    needed.append(_needed(ttft, bound, verdict))
+    if demands.throughput_gain > 0.0:
+        bound = 1.0 + demands.throughput_gain
+        verdict = _decide(passes=throughput.lower95 >= bound, fails=throughput.upper95 < bound)
+        verdicts.append(verdict)
+        reasons.append(f"throughput: {verdict}: {_told(throughput)}, asked >= {bound:.3f}")
+        needed.append(_needed(throughput, bound, verdict))
+        if not demands.slo:
+            unproven.append(
+                "throughput: without --slo, nobody knows whether this load is one to have"
+            )
+    reasons += unproven
+    return Judgement(
+        verdict=_overall(verdicts, vetoes=vetoes, unproven=unproven),
+        ttft_p50=ttft,
+        ttft_p50_resampled=resampled,
+        throughput=throughput,
+        reasons=tuple(reasons),
+        vetoes=tuple(vetoes),
+        not_checked=tuple(not_checked),
+        num_pairs=len(pairs),
+        pairs_needed=None if None in needed else max(n for n in needed if n is not None),
+    )
+
+
+def document(judgement: Judgement, demands: Demands) -> dict[str, object]:
+    """What `headstart gate --json` writes."""
+
+    def ratio(each: Ratio) -> dict[str, float]:
+        return {
+            "estimate": each.estimate,
+            "lower95": each.lower95,
+            "upper95": each.upper95,
+        }
+
+    return {
+        "schema": SCHEMA,
+        "verdict": judgement.verdict,
+        "ttft_p50_ratio": {
+            **ratio(judgement.ttft_p50),
+            "resampled_lower95": judgement.ttft_p50_resampled[0],
+            "resampled_upper95": judgement.ttft_p50_resampled[1],
+        },
+        "throughput_ratio": ratio(judgement.throughput),
+        "demands": {
+            "ttft_drop": demands.ttft_drop,
+            "throughput_gain": demands.throughput_gain,
+            "slo": dict(demands.slo),
+            "slo_share": demands.slo_share,
+            "token_match": demands.token_match,
+        },
+        "reasons": list(judgement.reasons),
+        "vetoes": list(judgement.vetoes),
+        "not_checked": list(judgement.not_checked),
+        "pairs": judgement.num_pairs,
+        "pairs_needed": judgement.pairs_needed,
+    }
+
+
+def _paired(
+    baseline: Sequence[Run], candidate: Sequence[Run], demands: Demands
+) -> list[tuple[Run, Run]]:
+    if len(baseline) != len(candidate):
+        raise ConfigError(
+            f"{len(baseline)} runs of the baseline and {len(candidate)} of the candidate: "
+            "each run needs its partner, measured right before or after it"
+        )
+    if len(baseline) < MIN_PAIRS:
+        raise ConfigError(
+            f"{len(baseline)} pair of runs says nothing of how much runs differ; at least "
+            f"{MIN_PAIRS} are needed, 5 are advised"
+        )
+    tools = sorted({run.tool for run in (*baseline, *candidate)})
+    if len(tools) > 1:
+        raise ConfigError(f"the runs are of several tools ({', '.join(tools)}): use one for all")
+    if not demands.allow_no_reuse and any(run.has_prefix_cache is False for run in baseline):
+        raise ConfigError(
+            "the baseline is a straw man: its engine ran without its own prefix cache; turn that "
+            "on, or say --no-reuse-baseline if you mean it"
+        )
+    pairs = list(zip(baseline, candidate, strict=True))
+    for number, (one, other) in enumerate(pairs, start=1):
+        if found := pairs_match(one, other):
+            raise ConfigError(f"the runs of pair {number} do not belong together: {found}")
+    return pairs
+
+
+def _decide(*, passes: bool, fails: bool) -> Verdict:
+    return Verdict.PASS if passes else Verdict.FAIL if fails else Verdict.INCONCLUSIVE
+
+
+def _overall(verdicts: list[Verdict], *, vetoes: list[str], unproven: list[str]) -> Verdict:
+    if vetoes or Verdict.FAIL in verdicts:
+        return Verdict.FAIL
+    if unproven or Verdict.INCONCLUSIVE in verdicts:
+        return Verdict.INCONCLUSIVE
+    return Verdict.PASS
+
+
+def _needed(ratio: Ratio, bound: float, verdict: Verdict) -> int | None:
+    return ratio.num_pairs if verdict is not Verdict.INCONCLUSIVE else pairs_needed(ratio, bound)
+
+
+def _told(ratio: Ratio) -> str:
+    return f"{ratio.estimate:.3f} ({ratio.lower95:.3f} to {ratio.upper95:.3f})"
+
+
+def _guard(
+    pairs: list[tuple[Run, Run]], demands: Demands
+) -> tuple[list[str], list[str], list[str]]:
+    """Vetoes, what is not checked, and what is not proved."""
+    vetoes: list[str] = []
+    not_checked: list[str] = []
+    unproven = _tails(pairs, vetoes, not_checked)
+    for check in (_errors, _lengths, _tokens, _slo):
+        check(pairs, demands, vetoes, not_checked)
+    tpots = [(one.tpot_s(0.5), other.tpot_s(0.5)) for one, other in pairs]
+    known = [(one, other) for one, other in tpots if one and other]
+    if len(known) < len(pairs):
+        not_checked.append("TPOT: answers of one token, or no times of later ones")
+    elif (tpot := ratio_of([other / one for one, other in known])).lower95 > _MAX_TPOT_RATIO:
+        vetoes.append(f"later tokens are slower: TPOT p50 {_told(tpot)}")
+    for arm, runs in _arms(pairs):
+        for number, run in enumerate(runs, start=1):
+            vetoes += _run_vetoes(f"{arm}, run {number}", run)
+    runs = [run for pair in pairs for run in pair]
+    for name, is_known in _KNOWN.items():
+        if not all(map(is_known, runs)):
+            not_checked.append(name)
+    return vetoes, not_checked, unproven
+
+
+_KNOWN: dict[str, Callable[[Run], bool]] = {
+    "hit rate against the simulated one": lambda run: (
+        None not in (run.hit_rate, run.simulated_hit_rate)
+    ),
+    "client send lag": lambda run: run.send_lag_s is not None,
+    "bytes of cold devices": lambda run: None not in (run.read_nbytes, run.loaded_nbytes),
+    "whether the baseline has its own prefix cache": lambda run: run.has_prefix_cache is not None,
+}
+
+
+def _arms(pairs: list[tuple[Run, Run]]) -> Iterator[tuple[str, list[Run]]]:
+    yield "baseline", [one for one, _ in pairs]
+    yield "candidate", [other for _, other in pairs]
+
+
+def _tails(pairs: list[tuple[Run, Run]], vetoes: list[str], not_checked: list[str]) -> list[str]:
+    """p99 of TTFT: a veto where it has surely risen, unproven where it may have."""
+    if any(sum(len(run.good) for run in runs) < _MIN_P99 for _, runs in _arms(pairs)):
+        not_checked.append(f"TTFT p99: it needs {_MIN_P99} answers an arm")
+        return []
+    tail = ratio_of([other.ttft_s(0.99) / one.ttft_s(0.99) for one, other in pairs])
+    if tail.lower95 > 1.0:
+        vetoes.append(f"the slowest first tokens are slower: TTFT p99 {_told(tail)}")
+    elif tail.upper95 > 1.0:
+        return [f"TTFT p99: not proved to be no slower: {_told(tail)}"]
+    return []
+
+
+def _errors(pairs: list[tuple[Run, Run]], _: Demands, vetoes: list[str], __: list[str]) -> None:
+    for arm, runs in _arms(pairs):
+        failed = [r for run in runs for r in run.requests if not r.is_good]
+        if failed:
+            first = next((r.error for r in failed if r.error), "no first token")
+            vetoes.append(f"{arm}: {len(failed)} requests failed, the first with: {first}")
+
+
+def _lengths(pairs: list[tuple[Run, Run]], _: Demands, vetoes: list[str], __: list[str]) -> None:
+    for number, (one, other) in enumerate(pairs, start=1):
+        sums = [sum(r.output_tokens for r in run.good) for run in (one, other)]
+        if abs(sums[1] - sums[0]) > _MAX_LENGTH_DRIFT * max(1, sums[0]):
+            vetoes.append(f"pair {number}: answers of {sums[0]} and {sums[1]} tokens in all")
+
+
+def _tokens(
+    pairs: list[tuple[Run, Run]], demands: Demands, vetoes: list[str], not_checked: list[str]
+) -> None:
+    matched = compared = 0
+    for one, other in pairs:
+        for first, second in zip(one.requests, other.requests, strict=True):
+            if first.output is not None and second.output is not None:
+                compared += 1
+                matched += first.output == second.output
+    if not compared:
+        not_checked.append("whether both arms answer alike")
+    elif matched < demands.token_match * compared:
+        vetoes.append(f"{compared - matched} of {compared} answers differ between the arms")
+
+
+def _slo(
+    pairs: list[tuple[Run, Run]], demands: Demands, vetoes: list[str], not_checked: list[str]
+) -> None:
+    if not demands.slo:
+        not_checked.append("whether both arms meet an SLO at this load")
+        return
+
+    def is_met(request: Request) -> bool:
+        times = {"ttft": request.ttft_s, "tpot": request.tpot_s, "latency": request.latency_s}
+        return all((times[name] or 0.0) <= most for name, most in demands.slo.items())
+
+    for arm, runs in _arms(pairs):
+        least = min(good_share(run, is_met) for run in runs)
+        if least < demands.slo_share:
+            vetoes.append(
+                f"{arm}: only {least:.1%} of a run's requests meet the SLO, not "
+                f"{demands.slo_share:.1%}: past that load any ratio can be had"
+            )
+
+
+def _run_vetoes(name: str, run: Run) -> Iterator[str]:
+    lag_s, rate, simulated = run.send_lag_s, run.hit_rate, run.simulated_hit_rate
+    if lag_s is not None and lag_s > _MAX_SEND_LAG_SHARE * run.ttft_s(0.5):
+        yield f"{name}: the client sent late, by {lag_s * 1000:.0f} ms (p99)"
+    if rate is not None and simulated is not None and abs(rate - simulated) > _MAX_HIT_RATE_OFF:
+        yield f"{name}: hits {rate:.1%} of the tokens, and the load as sent allows {simulated:.1%}"
+    read, loaded = run.read_nbytes, run.loaded_nbytes
+    if read is not None and loaded is not None and read < loaded:
+        yield (
+            f"{name}: devices gave {read} bytes, fewer than the {loaded} that are said to have "
+            "come from them: it was not cold"
+        )

@@ -1,0 +1,117 @@
+"""Runs that were written by this project or by other load generators.
+
+    headstart bench serve                                JSON, schema headstart.bench.serve/1
+    vllm bench serve --save-result --save-detailed       JSON
+    sglang.bench_serving --output-file --output-details  JSON lines, one a run
+
+What only tells averages cannot be compared, and is refused with the option that tells more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headstart.bench.run import SCHEMA, Request, Run, check
+from headstart.errors import ConfigError
+
+_MAX_ERROR = 200
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs in a file, one but for JSON lines. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        documents = [json.loads(text)]
+    except json.JSONDecodeError as whole:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise ConfigError(f"{path} is not JSON, or cut short: {whole}") from whole
+        documents = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                documents.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
+    return [check(_run(document, path), path) for document in documents]
+
+
+def _run(document: Any, path: Path) -> Run:
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: a run is a JSON object, not a {type(document).__name__}")
+    if "schema" in document:
+        return _own(document, path)
+    if "ttfts" in document:
+        return _arrays(document, path)
+    if "median_ttft_ms" in document:
+        option = "--output-details" if "accept_length" in document else "--save-detailed"
+        raise ConfigError(
+            f"{path} has averages only; let the load generator write every request: {option}"
+        )
+    known = ", ".join(sorted(document)[:8])
+    raise ConfigError(
+        f"{path} is of no known tool (its keys: {known}); known: headstart bench serve, "
+        "vllm bench serve --save-detailed, sglang.bench_serving --output-details"
+    )
+
+
+def _own(document: Mapping[str, Any], path: Path) -> Run:
+    if document["schema"] != SCHEMA:
+        raise ConfigError(f"{path} has the schema {document['schema']!r}, not {SCHEMA!r}")
+    try:
+        return msgspec.convert(document, Run)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _arrays(document: Mapping[str, Any], path: Path) -> Run:
+    """vLLM's and SGLang's: an array for each of a request's fields."""
+    is_vllm = "endpoint_type" in document
+    arrays: dict[str, list[Any]] = {}
+    for name in ("ttfts", "itls", "input_lens", "output_lens", "errors"):
+        value = document.get(name)
+        if not isinstance(value, list):
+            raise ConfigError(f"{path}: {name} is missing, or no list")
+        arrays[name] = value
+    count = len(arrays["ttfts"])
+    if any(len(value) != count for value in arrays.values()):
+        lengths = {name: len(value) for name, value in arrays.items()}
+        raise ConfigError(f"{path}: its lists have different lengths: {lengths}")
+    texts = document.get("generated_texts")
+    if not isinstance(texts, list) or len(texts) != count:
+        texts = [None] * count
+    duration = document.get("duration")
+    if not isinstance(duration, int | float):
+        raise ConfigError(f"{path}: duration is missing, or no number")
+    try:
+        requests = tuple(
+            _request(number, *fields)
+            for number, fields in enumerate(zip(*arrays.values(), texts, strict=True))
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: a request cannot be read: {error}") from error
+    return Run(tool="vllm" if is_vllm else "sglang", duration_s=float(duration), requests=requests)
+
+
+def _request(
+    number: int, ttft: Any, itls: Any, prompt: Any, output: Any, error: Any, text: Any
+) -> Request:
+    failed = str(error)[:_MAX_ERROR] if error else None
+    if failed is None and not ttft:
+        failed = "no token came"
+    return Request(
+        session=str(number),
+        prompt_tokens=int(prompt),
+        output_tokens=int(output),
+        ttft_s=None if failed else float(ttft),
+        latency_s=None if failed else float(ttft) + sum(map(float, itls)),
+        output=None if text is None else str(text),
+        error=failed,
+    )

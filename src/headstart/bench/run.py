@@ -1,0 +1,139 @@
+"""One run of a load against one server: what was asked, what came, and when.
+
+The project's own format is JSON with the schema `headstart.bench.serve/1`; what other tools write
+is read by `headstart.bench.imports`. A field that a tool does not tell is None: what needs it is
+then not checked, and said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from headstart.bench.statistics import quantile
+from headstart.errors import ConfigError
+
+SCHEMA = "headstart.bench.serve/1"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request. Seconds since the start of the run."""
+
+    session: str
+    """Requests of one session are not independent of each other."""
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float | None = None
+    """From its intended time to the first token that is not empty; None: there was none."""
+    latency_s: float | None = None
+    """From its intended time to the last token."""
+    intended_s: float | None = None
+    sent_s: float | None = None
+    cached_tokens: int | None = None
+    """Of its prompt, by the server."""
+    output: str | None = None
+    """What was answered, or a digest of it."""
+    error: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was answered."""
+        return self.error is None and self.ttft_s is not None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds for each token after the first."""
+        if not self.is_good or self.latency_s is None or self.output_tokens < 2:
+            return None
+        assert self.ttft_s is not None
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    tool: str
+    """What made it: only runs of one tool are comparable."""
+    duration_s: float
+    requests: tuple[Request, ...]
+    schema: str = SCHEMA
+    arm: str = ""
+    has_prefix_cache: bool | None = None
+    """Whether the engine's own prefix cache was on."""
+    prompts: str | None = None
+    """A digest of what was asked, without salts: runs of a pair have the same."""
+    simulated_hit_rate: float | None = None
+    """Of prompt tokens, computed from the load as sent."""
+    read_nbytes: int | None = None
+    """That devices gave during the run, by their counters."""
+    loaded_nbytes: int | None = None
+    """That the cache says it read from devices, where they were cold."""
+
+    @property
+    def good(self) -> list[Request]:
+        """Requests that were answered."""
+        return [request for request in self.requests if request.is_good]
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Throughput."""
+        return sum(request.output_tokens for request in self.good) / self.duration_s
+
+    def ttft_s(self, share: float) -> float:
+        """The quantile of the time to the first token."""
+        return quantile([r.ttft_s for r in self.good if r.ttft_s is not None], share)
+
+    def tpot_s(self, share: float) -> float | None:
+        """The quantile of the time for each later token; None: no answer had any."""
+        times = [time for r in self.good if (time := r.tpot_s) is not None]
+        return quantile(times, share) if times else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached share of the prompt tokens."""
+        good = self.good
+        if any(request.cached_tokens is None for request in good):
+            return None
+        asked = sum(request.prompt_tokens for request in good)
+        return sum(request.cached_tokens or 0 for request in good) / asked if asked else None
+
+    @property
+    def send_lag_s(self) -> float | None:
+        """99 % of the requests were sent at most so long after they should have been."""
+        lags = [
+            r.sent_s - r.intended_s
+            for r in self.requests
+            if r.sent_s is not None and r.intended_s is not None
+        ]
+        return quantile(lags, 0.99) if lags else None
+
+
+def check(run: Run, path: Path) -> Run:
+    """The run, if anything can be said of it. Raises ConfigError."""
+    if not run.requests:
+        raise ConfigError(f"{path}: no request was sent")
+    if not run.good:
+        first = next((r.error for r in run.requests if r.error), "no first token")
+        raise ConfigError(f"{path}: no request was answered; the first error: {first[:200]}")
+    if not run.duration_s > 0.0:
+        raise ConfigError(f"{path}: a duration of {run.duration_s} s")
+    for request in run.good:
+        if not 0.0 < (request.ttft_s or 0.0) < float("inf"):
+            raise ConfigError(f"{path}: a time to the first token of {request.ttft_s} s")
+    return run
+
+
+def pairs_match(one: Run, other: Run) -> str:
+    """What differs in what two runs asked; empty: nothing."""
+    if one.prompts is not None and other.prompts is not None and one.prompts != other.prompts:
+        return "they asked different prompts"
+    if len(one.requests) != len(other.requests):
+        return f"they sent {len(one.requests)} and {len(other.requests)} requests"
+    lengths: list[Sequence[int]] = [
+        sorted(request.prompt_tokens for request in run.requests) for run in (one, other)
+    ]
+    if lengths[0] != lengths[1]:
+        return "their prompts have different lengths"
+    return ""
