@@ -249,14 +249,14 @@ class _Campaign:
         """Empty the nodes' memory, on a disk of this speed; how many decisions it has."""
         for arm in self._stored:
             self._nodes[arm].close()
-            self._engines[arm].ask([100] * 64)  # it notices, and asks again after a second
+            self._engines[arm].ask([100] * 200)  # it notices, and asks again after a second
             self._start_node(arm)
         self._limit(bytes_per_s)
         _drop_caches()
         for arm in self._stored:
             for _ in range(30):
                 time.sleep(_PAUSE_S)
-                self._engines[arm].ask([100] * 64)
+                self._engines[arm].ask([100] * 200)
                 words = ("node", "status", "--socket", str(self._socket(arm)), "--json", "-")
                 if json.loads(self._headstart(*words))["gauges"]["engines"]:
                     break
@@ -292,14 +292,15 @@ class _Campaign:
             arguments += ["--prefix-caching-hash-algo", "sha256_cbor"]
         command = [*server_words(str(self._model)), *arguments]
         log = self._folder.parent / f"slow-disk-{arm}.log"
-        with serving(command, environ=engine_environment(), log=log) as engine:
+        environ = engine_environment() | {"VLLM_CPU_KVCACHE_SPACE": "1"}  # four at once
+        with serving(command, environ=environ, log=log) as engine:
             engine.ask([100] * 64, max_tokens=4)  # the first request warms the engine up
             yield engine
 
     def _start_node(self, arm: str) -> None:
         config = self._folder / f"{arm}.toml"
         config.write_text(
-            f'[memory]\ncapacity = "1GiB"\n[node]\nsocket = "{self._socket(arm)}"\n'
+            f'[memory]\ncapacity = "512MiB"\n[node]\nsocket = "{self._socket(arm)}"\n'
             f'metrics_port = 0\n[[tiers]]\nkind = "file"\nroot = "{self._folder / arm}"\n'
             'capacity = "6GiB"\n'
         )

@@ -86,7 +86,7 @@ VETOES = {
     "tpot": (lambda r: with_requests(r, latency_s=99.0), "later tokens are slower"),
     "lengths": (lambda r: with_requests(r, output_tokens=12), "answers of 440 and 480 tokens"),
     "answers": (lambda r: with_requests(r, output="else"), "200 of 200 answers differ"),
-    "hit rate": (lambda r: replaced(r, simulated_hit_rate=0.9), "the load as sent allows 90.0%"),
+    "hit rate": (lambda r: replaced(r, simulated_hit_rate=0.3), "the load as sent allows 30.0%"),
     "lag": (lambda r: with_requests(r, intended_s=0.0, sent_s=0.05), "the client sent late, by 50"),
     "cold": (
         lambda r: replaced(r, loaded_nbytes=101),

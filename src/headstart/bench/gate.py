@@ -307,7 +307,7 @@ def _run_vetoes(name: str, run: Run) -> Iterator[str]:
     lag_s, rate, simulated = run.send_lag_s, run.hit_rate, run.simulated_hit_rate
     if lag_s is not None and lag_s > _MAX_SEND_LAG_SHARE * run.ttft_s(0.5):
         yield f"{name}: the client sent late, by {lag_s * 1000:.0f} ms (p99)"
-    if rate is not None and simulated is not None and abs(rate - simulated) > _MAX_HIT_RATE_OFF:
+    if rate is not None and simulated is not None and rate - simulated > _MAX_HIT_RATE_OFF:
         yield f"{name}: hits {rate:.1%} of the tokens, and the load as sent allows {simulated:.1%}"
     read, loaded = run.read_nbytes, run.loaded_nbytes
     if read is not None and loaded is not None and read < loaded:

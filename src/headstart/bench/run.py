@@ -60,6 +60,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...]
     schema: str = SCHEMA
     arm: str = ""
+    workload: str = ""
+    salt: str = ""
     has_prefix_cache: bool | None = None
     """Whether the engine's own prefix cache was on."""
     prompts: str | None = None

@@ -1,4 +1,4 @@
-"""`headstart bench`: measurements of this machine."""
+"""`headstart bench`: measurements of this machine and of servers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart import render
+from headstart.cli.bench_serve import serve
 from headstart.cli.options import JsonTarget
 from headstart.units import format_nbytes, format_seconds, parse_nbytes
 
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
 EXIT_FINDING = 1
 STORAGE_SCHEMA = "headstart.bench.storage/1"
 
-app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `storage` a command of its own while it is the only one."""
+app = typer.Typer(
+    help="Measure this machine, or a server.", no_args_is_help=True, rich_markup_mode=None
+)
+app.command(name="serve")(serve)
 
 
 @app.command()

@@ -1,0 +1,255 @@
+"""Drives a load against an OpenAI-compatible streaming server, and times what comes.
+
+Open loop: sessions start at random times of a rate (Poisson), whatever the server does, and times
+count from when a request should have been sent: a client that waits for a slow server would hide
+its queue. Closed loop: so many sessions at once. Turns of one session follow each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from headstart.bench.load import Ask
+from headstart.bench.run import Request
+from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Advance = Callable[[int], None]
+_MAX_ERROR = 200
+_ARRIVALS_SEED = "arrivals"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server."""
+
+    url: str
+    """Up to and without /v1."""
+    model: str = ""
+    """Empty: its only one."""
+    timeout_s: float = 600.0
+    api_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a load is sent: one of both."""
+
+    rate: float | None = None
+    """Sessions that start a second."""
+    concurrency: int | None = None
+    """Sessions at once."""
+    seed: int = 0
+
+
+class _Wrong(Exception):
+    """An answer that is none, in a few words."""
+
+
+async def drive(
+    asks: Sequence[Ask], target: Target, pace: Pace, advance: Advance = lambda done: None
+) -> tuple[list[Request], float]:
+    """Send everything; what came of each ask, in their order, and seconds in all.
+
+    Raises ConfigError where the server cannot be reached at all.
+    """
+    import aiohttp
+
+    if (pace.rate is None) == (pace.concurrency is None):
+        raise ConfigError("a load is sent at a rate, or by so many sessions at once: name one")
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    timeout = aiohttp.ClientTimeout(total=target.timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        headers=headers, timeout=timeout, connector=connector
+    ) as session:
+        model, server = await _reach(session, target)
+        body = {
+            "model": model,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if server == "vllm":  # others may refuse what they do not know
+            body["return_token_ids"] = True
+        return await _Driver(session, asks, target.url, body, pace, advance).run()
+
+
+async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, str]:
+    """The models that a server has, and what serves each. Raises ConfigError."""
+    import aiohttp
+
+    try:
+        async with session.get(f"{target.url}/v1/models") as response:
+            if response.status != 200:
+                raise ConfigError(
+                    f"{target.url}/v1/models answers {response.status}: "
+                    f"{(await response.text())[:_MAX_ERROR]}"
+                )
+            found = (await response.json())["data"]
+            return {str(each["id"]): str(each.get("owned_by")) for each in found}
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ConfigError(f"{target.url} cannot be reached: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{target.url}/v1/models is no list of models: {error}") from error
+
+
+async def _reach(session: aiohttp.ClientSession, target: Target) -> tuple[str, str]:
+    """The model's name, the only one if none is named, and what serves it. Raises ConfigError."""
+    known = await _models(session, target)
+    name = target.model or (next(iter(known)) if len(known) == 1 else "")
+    if name not in known:
+        raise ConfigError(f"{target.url} has no model {name!r}; it has: {', '.join(known)}")
+    return name, known[name]
+
+
+class _Driver:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        asks: Sequence[Ask],
+        url: str,
+        body: dict[str, object],
+        pace: Pace,
+        advance: Advance,
+    ) -> None:
+        self._session, self._url, self._body, self._pace = session, url, body, pace
+        self._advance, self._num_done = advance, 0
+        self._requests: list[Request | None] = [None] * len(asks)
+        self._asks = asks
+        self._sessions: dict[str, list[int]] = {}
+        for number, ask in enumerate(asks):
+            self._sessions.setdefault(ask.session, []).append(number)
+        self._started = 0.0
+
+    async def run(self) -> tuple[list[Request], float]:
+        self._started = time.perf_counter()
+        if self._pace.rate is not None:
+            await self._open_loop(self._pace.rate)
+        else:
+            assert self._pace.concurrency is not None
+            await self._closed_loop(self._pace.concurrency)
+        return [each for each in self._requests if each is not None], self._now()
+
+    async def _open_loop(self, rate: float) -> None:
+        rng = random.Random(f"{_ARRIVALS_SEED}/{self._pace.seed}")
+        at_s, tasks = 0.0, []
+        for numbers in self._sessions.values():
+            tasks.append(asyncio.create_task(self._converse(numbers, at_s)))
+            at_s += rng.expovariate(rate)
+        await asyncio.gather(*tasks)
+
+    async def _closed_loop(self, concurrency: int) -> None:
+        waiting = iter(self._sessions.values())
+
+        async def work() -> None:
+            for numbers in waiting:  # one iterator: each session is taken once
+                await self._converse(numbers, self._now())
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+
+    async def _converse(self, numbers: Sequence[int], at_s: float) -> None:
+        """The turns of a session, of which the first is due at `at_s`."""
+        for number in numbers:
+            ask = self._asks[number]
+            at_s += ask.think_s
+            await asyncio.sleep(max(0.0, at_s - self._now()))
+            self._requests[number] = await self._ask(ask, at_s)
+            at_s = self._now()
+            self._num_done += 1
+            self._advance(self._num_done)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def _ask(self, ask: Ask, intended_s: float) -> Request:
+        import aiohttp
+        from aiohttp.http_exceptions import HttpProcessingError
+
+        sent_s = self._now()
+        known: dict[str, Any] = {
+            "session": ask.session,
+            "prompt_tokens": len(ask.tokens),
+            "intended_s": intended_s,
+            "sent_s": sent_s,
+        }
+        body = {**self._body, "prompt": list(ask.tokens), "max_tokens": ask.max_tokens}
+        try:
+            async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
+                if response.status != 200:
+                    text = (await response.text())[:_MAX_ERROR]
+                    raise _Wrong(f"HTTP {response.status}: {text}")
+                return Request(**known, **await self._read(response, ask, intended_s))
+        except (
+            *(_Wrong, aiohttp.ClientError, HttpProcessingError),
+            *(TimeoutError, OSError, ValueError),
+        ) as error:
+            return Request(**known, output_tokens=0, error=str(error) or type(error).__name__)
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, ask: Ask, intended_s: float
+    ) -> dict[str, Any]:
+        """What a stream tells. Raises _Wrong."""
+        if "text/event-stream" not in response.headers.get("Content-Type", ""):
+            raise _Wrong("the server does not stream its answers")
+        ttft_s = latency_s = None
+        usage: dict[str, Any] | None = None
+        digest = blake2b(digest_size=16)
+        is_done = False
+        async for event in _events(response):
+            if event == "[DONE]":
+                is_done = True
+                break
+            chunk = _parsed(event)
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                said = choice.get("text") or choice.get("token_ids")
+                if said:
+                    latency_s = self._now() - intended_s
+                    ttft_s = latency_s if ttft_s is None else ttft_s
+                    digest.update(str(said).encode())
+        if not is_done:
+            raise _Wrong("the answer was cut short")
+        if ttft_s is None:
+            raise _Wrong("no token came")
+        if usage is None:
+            raise _Wrong("the server does not tell its usage (stream_options.include_usage)")
+        details = usage.get("prompt_tokens_details") or {}
+        if usage.get("prompt_tokens") != len(ask.tokens):
+            raise _Wrong(f"{len(ask.tokens)} tokens were asked, not {usage.get('prompt_tokens')}")
+        return {
+            "output_tokens": int(usage.get("completion_tokens") or 0),
+            "ttft_s": ttft_s,
+            "latency_s": latency_s,
+            "cached_tokens": details.get("cached_tokens"),
+            "output": digest.hexdigest(),
+        }
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The data of server-sent events, one a line as all these servers send them."""
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode("utf-8", "replace")
+
+
+def _parsed(event: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(event)
+    except json.JSONDecodeError:
+        raise _Wrong(f"an event is no JSON: {event[:50]!r}") from None
+    if not isinstance(chunk, dict):
+        raise _Wrong(f"an event is no object: {event[:50]!r}")
+    if chunk.get("error"):
+        raise _Wrong(f"the server says: {str(chunk['error'])[:_MAX_ERROR]}")
+    return chunk

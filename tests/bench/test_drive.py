@@ -1,0 +1,202 @@
+"""The driver against a server of HTTP that streams well, badly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from itertools import pairwise
+
+import pytest
+from aiohttp import web
+
+from headstart.bench.drive import Pace, Target, drive
+from headstart.bench.load import Ask
+from headstart.errors import ConfigError
+
+SOON = 20.0
+
+
+def ask(number=0, session=None, **known):
+    session = f"{number}" if session is None else session
+    return Ask(session=session, tokens=(1, 2, 3, number), num_shared=0, max_tokens=3, **known)
+
+
+def chunk(text, **more):
+    return {"choices": [{"text": text}], **more}
+
+
+USAGE = {
+    "choices": [],
+    "usage": {
+        "prompt_tokens": 4,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    },
+}
+GOOD = [chunk(""), chunk("a"), chunk("b"), chunk("c"), USAGE, "[DONE]"]
+
+
+class Server:
+    """Answers with prepared events, `delay_s` before each."""
+
+    def __init__(self):
+        self.events, self.status, self.delay_s = GOOD, 200, 0.0
+        self.kind = "text/event-stream"
+        self.bodies, self.num_running, self.num_running_max = [], 0, 0
+        self.models = {"data": [{"id": "model", "owned_by": "vllm"}]}
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(SOON)
+
+    def _run(self):
+        asyncio.set_event_loop(self._loop)
+        app = web.Application()
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app)
+        self._loop.run_until_complete(runner.setup())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        self._loop.run_until_complete(web.SockSite(runner, sock).start())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _models(self, request):
+        if isinstance(self.models, int):
+            return web.Response(status=self.models, text="busy")
+        return web.json_response(self.models)
+
+    async def _complete(self, request):
+        self.bodies.append(await request.json())
+        self.num_running += 1
+        self.num_running_max = max(self.num_running_max, self.num_running)
+        try:
+            if self.status != 200:
+                return web.Response(status=self.status, text="Too Many Requests")
+            response = web.StreamResponse(headers={"Content-Type": self.kind})
+            await response.prepare(request)
+            for event in self.events:
+                await asyncio.sleep(self.delay_s)
+                if event == "cut":
+                    request.transport.close()
+                    return response
+                data = event if isinstance(event, str) else json.dumps(event)
+                await response.write(f"data: {data}\n\n".encode())
+            return response
+        finally:
+            self.num_running -= 1
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SOON)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+def driven(server, asks, **pace):
+    pace = pace or {"concurrency": 1}
+    return asyncio.run(drive(asks, Target(url=server.url), Pace(**pace)))
+
+
+def test_an_answer_is_timed_to_its_first_token_that_is_not_empty(server):
+    server.delay_s = 0.05
+    (request,), seconds = driven(server, [ask()])
+    assert request.error is None
+    assert 0.1 <= request.ttft_s < request.latency_s <= seconds < SOON
+    assert request.latency_s - request.ttft_s >= 0.08
+    assert (request.prompt_tokens, request.output_tokens, request.cached_tokens) == (4, 3, 2)
+    (body,) = server.bodies
+    assert (body["prompt"], body["max_tokens"], body["model"]) == ([1, 2, 3, 0], 3, "model")
+    assert (body["stream"], body["temperature"], body["ignore_eos"]) == (True, 0, True)
+    assert body["return_token_ids"] is True
+
+
+def test_token_ids_count_where_there_is_no_text(server):
+    server.events = [{"choices": [{"text": "", "token_ids": [5]}]}, USAGE, "[DONE]"]
+    server.models["data"][0]["owned_by"] = "somebody"
+    (request,), _ = driven(server, [ask()])
+    assert request.is_good
+    assert "return_token_ids" not in server.bodies[0]
+
+
+def test_equal_answers_have_equal_digests(server):
+    (one, two), _ = driven(server, [ask(), ask(1)])
+    server.events = [chunk("x"), *GOOD]
+    (other,), _ = driven(server, [ask()])
+    assert one.output == two.output != other.output
+
+
+BAD = {
+    "429": ({"status": 429}, "HTTP 429: Too Many Requests"),
+    "no stream": ({"kind": "application/json"}, "does not stream"),
+    "no usage": ({"events": [chunk("a"), "[DONE]"]}, "does not tell its usage"),
+    "cut": ({"events": [chunk("a"), "cut"]}, ""),
+    "no end": ({"events": [chunk("a"), USAGE]}, "the answer was cut short"),
+    "no token": ({"events": [chunk(""), USAGE, "[DONE]"]}, "no token came"),
+    "no json": ({"events": ['{"choices"']}, "an event is no JSON"),
+    "no object": ({"events": ["[1]"]}, "an event is no object"),
+    "error": ({"events": [{"error": "out of memory"}]}, "the server says: out of memory"),
+    "other prompt": (
+        {"events": [chunk("a"), {"usage": {"prompt_tokens": 9}}, "[DONE]"]},
+        "4 tokens were asked, not 9",
+    ),
+    "endless line": ({"events": ["x" * (1 << 20)]}, ""),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_answer_is_an_error_of_its_request(server, name):
+    changes, message = BAD[name]
+    for field, value in changes.items():
+        setattr(server, field, value)
+    (request,), _ = driven(server, [ask()])
+    assert not request.is_good
+    assert request.error
+    assert message in request.error
+    assert request.ttft_s is None
+
+
+def test_a_server_that_is_not_there_or_is_another_is_refused(server):
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        asyncio.run(drive([ask()], Target(url="http://127.0.0.1:9"), Pace(concurrency=1)))
+    with pytest.raises(ConfigError, match="has no model 'other'; it has: model"):
+        asyncio.run(drive([], Target(url=server.url, model="other"), Pace(concurrency=1)))
+    for models, message in ((503, "answers 503: busy"), ({"data": 5}, "is no list of models")):
+        server.models = models
+        with pytest.raises(ConfigError, match=message):
+            driven(server, [ask()])
+    with pytest.raises(ConfigError, match="name one"):
+        driven(server, [ask()], rate=1.0, concurrency=2)
+
+
+def test_turns_of_a_session_follow_each_other_and_sessions_do_not_wait(server):
+    server.delay_s = 0.01
+    asks = [ask(n, session=f"{n % 3}", turn=n // 3) for n in range(9)]
+    requests, _ = driven(server, asks, concurrency=3)
+    assert server.num_running_max == 3
+    assert [r.session for r in requests] == [a.session for a in asks]
+    for session in "012":
+        mine = [r for r in requests if r.session == session]
+        for earlier, later in pairwise(mine):
+            assert later.sent_s >= earlier.sent_s + earlier.latency_s - 0.005
+
+
+def test_an_open_loop_does_not_wait_for_the_server(server):
+    server.delay_s = 0.1
+    requests, _ = driven(server, [ask(n) for n in range(10)], rate=50.0)
+    assert server.num_running_max > 3
+    assert all(r.sent_s >= r.intended_s for r in requests)
+    again, _ = driven(server, [ask(n) for n in range(10)], rate=50.0)
+    assert [r.intended_s for r in again] == [r.intended_s for r in requests], "a seed"
