@@ -42,13 +42,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a load is sent: one of both."""
+    """How a load is sent: one of both. Raises ConfigError."""
 
     rate: float | None = None
     """Sessions that start a second."""
     concurrency: int | None = None
     """Sessions at once."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) == (self.concurrency is None):
+            raise ConfigError("a load is sent at a rate, or by so many sessions at once: name one")
 
 
 class _Wrong(Exception):
@@ -62,10 +66,10 @@ async def drive(
 
     Raises ConfigError where the server cannot be reached at all.
     """
-    import aiohttp
-
-    if (pace.rate is None) == (pace.concurrency is None):
-        raise ConfigError("a load is sent at a rate, or by so many sessions at once: name one")
+    try:
+        import aiohttp
+    except ModuleNotFoundError as error:
+        raise ConfigError("a load needs aiohttp: pip install 'headstart[bench]'") from error
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)

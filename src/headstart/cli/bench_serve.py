@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,62 +12,81 @@ from headstart import render
 from headstart.cli.options import JsonTarget
 
 if TYPE_CHECKING:
-    from headstart.bench.run import Run
+    from headstart.bench.drive import Pace, Target
+    from headstart.bench.load import Ask, Shape
+    from headstart.bench.run import Request, Run
 
 EXIT_FINDING = 1
 
+Url = Annotated[str, typer.Option(help="The server, up to and without /v1.")]
+Model = Annotated[str, typer.Option(help="The model's name; its only one by default.")]
+ApiKey = Annotated[
+    str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Where the server asks.")
+]
+Workload = Annotated[
+    str, typer.Option(help="shared-prefix, multi-turn, rag, or unique (nothing to hit).")
+]
+Sessions = Annotated[int, typer.Option(min=1, help="Sessions, each with its own text.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")]
+SharedTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens that sessions share: system prompt, documents.")
+]
+OwnTokens = Annotated[int, typer.Option(min=1, help="Tokens of a question.")]
+OutputTokens = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
+Documents = Annotated[int, typer.Option(min=1, help="Documents of rag.")]
+Rate = Annotated[
+    float | None, typer.Option(min=1e-6, help="Open loop: sessions that start a second.")
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Closed loop: sessions at once; 1 by default.")
+]
+Think = Annotated[float, typer.Option(min=0.0, help="Seconds between turns.")]
+Seed = Annotated[int, typer.Option(help="Of texts and arrivals.")]
+Salt = Annotated[
+    str | None,
+    typer.Option(help="Makes the prompts new to the server: one for both runs of a pair."),
+]
+Arm = Annotated[str, typer.Option(help="What is measured, for the result.")]
+BlockSize = Annotated[
+    int, typer.Option(min=1, help="The server's block, for the hit rate that is possible.")
+]
+Vocabulary = Annotated[int, typer.Option(min=30, help="Token ids are smaller than this.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")]
+
 
 def serve(
-    url: Annotated[str, typer.Option(help="The server, up to and without /v1.")] = (
-        "http://127.0.0.1:8000"
-    ),
-    model: Annotated[str, typer.Option(help="The model's name; its only one by default.")] = "",
-    workload: Annotated[
-        str, typer.Option(help="shared-prefix, multi-turn, rag, or unique (nothing to hit).")
-    ] = "multi-turn",
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions, each with its own text.")] = 16,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")] = 4,
-    shared_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens that sessions share: system prompt, documents.")
-    ] = 1024,
-    own_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a question.")] = 256,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 32,
-    documents: Annotated[int, typer.Option(min=1, help="Documents of rag.")] = 8,
-    rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Open loop: sessions that start a second.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: sessions at once; 1 by default.")
-    ] = None,
-    think: Annotated[float, typer.Option(min=0.0, help="Seconds between turns.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of texts and arrivals.")] = 0,
-    salt: Annotated[
-        str | None,
-        typer.Option(help="Makes the prompts new to the server: one for both runs of a pair."),
-    ] = None,
-    arm: Annotated[str, typer.Option(help="What is measured, for the result.")] = "",
-    block_size: Annotated[
-        int, typer.Option(min=1, help="The server's block, for the hit rate that is possible.")
-    ] = 16,
-    vocabulary: Annotated[
-        int, typer.Option(min=30, help="Token ids are smaller than this.")
-    ] = 30_000,
-    warm_up: Annotated[
-        int, typer.Option(min=0, help="Requests before, which are not counted.")
-    ] = 2,
+    url: Url = "http://127.0.0.1:8000",
+    model: Model = "",
+    api_key: ApiKey = "",
+    workload: Workload = "multi-turn",
+    sessions: Sessions = 16,
+    turns: Turns = 4,
+    shared_tokens: SharedTokens = 1024,
+    own_tokens: OwnTokens = 256,
+    output_tokens: OutputTokens = 32,
+    documents: Documents = 8,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    think: Think = 0.0,
+    seed: Seed = 0,
+    salt: Salt = None,
+    arm: Arm = "",
+    block_size: BlockSize = 16,
+    vocabulary: Vocabulary = 30_000,
+    warm_up: WarmUp = 2,
     json: JsonTarget = None,
 ) -> None:
     """Drive a load against an OpenAI-compatible streaming server, and time every request.
 
     Prompts are token ids. Times to the first token count from when a request should have been
     sent. The result is a run for `headstart gate`: give both runs of a pair the same --salt, and
-    each pair another one. An API key is taken from OPENAI_API_KEY.
+    each pair another one.
 
     Exit code 1 when a request failed.
     """
-    import asyncio
+    import msgspec
 
-    from headstart.bench.drive import Pace, Target, drive
+    from headstart.bench.drive import Pace, Target
     from headstart.bench.load import Shape, fingerprint, make_load, salted, theoretical_hits
     from headstart.bench.run import Run
 
@@ -82,18 +101,13 @@ def serve(
         seed=seed,
         vocabulary=vocabulary,
     )
-    asks = make_load(workload, shape)
     salt = secrets.token_hex(8) if salt is None else salt
+    asks = make_load(workload, shape)
     asked = salted(asks, salt, shape)
-    target = Target(url=url.rstrip("/"), model=model, api_key=os.environ.get("OPENAI_API_KEY", ""))
+    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
     pace = Pace(rate=rate, concurrency=concurrency or (None if rate else 1), seed=seed)
-    if warm_up:
-        first = salted(asks[:warm_up], secrets.token_hex(8), shape)
-        asyncio.run(drive(first, target, Pace(concurrency=1)))
-    with render.progress("bench serve") as progress:
-        requests, seconds = asyncio.run(
-            drive(asked, target, pace, lambda done: progress(workload, done, len(asked)))
-        )
+    _warm_up(asks[:warm_up], target, shape)
+    requests, seconds = _drive(asked, target, pace, workload)
     hits = sum(theoretical_hits(asked, block_size))
     run = Run(
         tool="headstart",
@@ -105,11 +119,26 @@ def serve(
         workload=workload,
         salt=salt,
     )
-    import msgspec
-
     render.publish(msgspec.to_builtins(run), json, lambda: _show(run))
     if len(run.good) < len(run.requests):
         raise typer.Exit(EXIT_FINDING)
+
+
+def _warm_up(asks: list[Ask], target: Target, shape: Shape) -> None:
+    """Let a server compile and allocate, with prompts that nobody asks again."""
+    from headstart.bench.drive import Pace, drive
+    from headstart.bench.load import salted
+
+    if asks:
+        thrown_away = salted(asks, secrets.token_hex(8), shape)
+        asyncio.run(drive(thrown_away, target, Pace(concurrency=1)))
+
+
+def _drive(asks: list[Ask], target: Target, pace: Pace, title: str) -> tuple[list[Request], float]:
+    from headstart.bench.drive import drive
+
+    with render.progress("bench serve") as progress:
+        return asyncio.run(drive(asks, target, pace, lambda done: progress(title, done, len(asks))))
 
 
 def _show(run: Run) -> None:
