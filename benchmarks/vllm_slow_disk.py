@@ -43,12 +43,12 @@ from headstart.engines.vllm.command import server_words
 LENGTHS = (256, 1024, 2048)
 _PAUSE_S = 2.0
 """For what another engine and its node have still to do: they share the core."""
-_CGROUP = Path("/sys/fs/cgroup/blkio/headstart-bench")
+_CGROUPS = Path("/sys/fs/cgroup/blkio")
 _SICK_LENGTH = 1024
-_NUM_SICK = 24
+_NUM_SICK = 20
 _NUM_CROWD = 8
 _SHORT = (200, 300)
-_NUM_SHORT = 10
+_NUM_SHORT = 6
 _DROP_BYTES_PER_S = 2_000_000
 _CROWD_BYTES_PER_S = 8_000_000
 _STALL_S = 20.0
@@ -311,8 +311,9 @@ class _Campaign:
         stack.callback(process.wait)
         stack.callback(process.terminate)
         self._stack.callback(stack.close)
-        _CGROUP.mkdir(exist_ok=True)
-        (_CGROUP / "cgroup.procs").write_text(str(process.pid))
+        group = _cgroup(arm)  # one each: they must not slow each other down
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.procs").write_text(str(process.pid))
         assert process.stdout is not None
         if not process.stdout.readline():
             sys.exit(f"the node of {arm} does not start; see {log.name}")
@@ -321,11 +322,17 @@ class _Campaign:
         """Bound the nodes' reads from their disk; 0: do not."""
         device = self._folder.stat().st_dev
         numbers = f"{os.major(device)}:{os.minor(device)}"
-        (_CGROUP / "blkio.throttle.read_bps_device").write_text(f"{numbers} {bytes_per_s}")
+        for arm in self._stored:
+            limit = _cgroup(arm) / "blkio.throttle.read_bps_device"
+            limit.write_text(f"{numbers} {bytes_per_s}")
 
     def _headstart(self, *words: str) -> str:
         program = str(Path(sys.executable).parent / "headstart")
         return subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout
+
+
+def _cgroup(arm: str) -> Path:
+    return _CGROUPS / f"headstart-bench-{arm}"
 
 
 def _drop_caches() -> None:

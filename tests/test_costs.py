@@ -334,3 +334,19 @@ def test_a_read_always_takes_some_finite_time(reads):
         costs = model.costs()
         assert 0.0 < costs.read_s(1 << 24) < math.inf
         assert 0.0 <= costs.uncertainty <= 0.5
+
+
+def test_a_device_that_changed_its_speed_is_known_by_what_it_is_now():
+    """Reads that broke the model once are ordinary when it has learnt them."""
+    model, nbytes = ReadModel(), 6 << 20
+    for _ in range(3):
+        model.observe(nbytes, nbytes / 1e9)
+    model.observe(nbytes, nbytes / 2e7)
+    assert model.costs().bytes_per_s < 2.2e7, "believed at once"
+    for _ in range(8):
+        model.observe(nbytes, nbytes / 2e7)
+    costs = model.costs()
+    assert costs.read_s(nbytes) == pytest.approx(nbytes / 2e7, rel=0.2)
+    for _ in range(12):
+        model.observe(nbytes, nbytes / 1e9)
+    assert model.costs().read_s(nbytes) < 2 * nbytes / 1e9

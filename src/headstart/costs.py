@@ -259,7 +259,7 @@ class ReadModel:
         """Forget everything: the device is not what it was."""
         sizes = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
         self._fit = LinearFit(self._prior, [(1.0, nbytes) for nbytes in sizes])
-        self._ratios: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_RECENT)
 
     @property
     def num_observed(self) -> int:
@@ -270,9 +270,8 @@ class ReadModel:
         """A read of so many bytes, those ahead of it included, took so long."""
         if nbytes <= 0 or not 0.0 < seconds < math.inf:
             return
-        if self.num_observed:
-            self._ratios.append(seconds / self._plain_s(nbytes))
-        self._fit.observe((1.0, nbytes), seconds)
+        if self._fit.observe((1.0, nbytes), seconds):
+            self._recent.append((nbytes, seconds))
 
     def ratio(self, nbytes: int, seconds: float) -> float:
         """How many times longer than expected a read took."""
@@ -285,8 +284,11 @@ class ReadModel:
         that has become fast after some reads.
         """
         fixed_s, byte_s = self._fit.coefficients
-        slower = max(1.0, *self._ratios) if self._ratios else 1.0 + self._fit.spread
-        apart = max(self._ratios) / min(self._ratios) - 1.0 if self._ratios else _PRIOR_SPREAD
+        slower, apart = 1.0 + self._fit.spread, _PRIOR_SPREAD
+        if len(self._recent) > 1:
+            # By what is known now: what broke the model is nothing special once it has learnt it.
+            ratios = [self.ratio(*each) for each in self._recent]
+            slower, apart = max(1.0, *ratios), max(ratios) / min(ratios) - 1.0
         return ReadCosts(
             fixed_s=float(fixed_s) * slower,
             bytes_per_s=1.0 / max(float(byte_s) * slower, 1e-15),

@@ -8,6 +8,7 @@ import pytest
 
 from device_rig import BAD, BLOCK, NAMESPACE, chain
 from headstart.node.devices import Devices
+from headstart.testing import Fault
 
 SOON = 20.0
 
@@ -109,3 +110,16 @@ def test_a_thread_looks_after_devices_until_they_are_closed(rig, soon):
     devices.close()
     devices.close()
     assert threading.active_count() == threads
+
+
+def test_a_probe_that_breaks_the_model_opens_the_breaker_and_three_that_agree_close_it(rig):
+    rig.teach()
+    rig.io(Fault(latency_s=0.5))
+    rig.device.want()
+    assert rig.tick() == 1
+    assert (rig.device.is_open, rig.state.breaker) == (True, "slow")
+    for _ in range(3):
+        assert rig.device.is_open
+        assert rig.tick(after_s=6.0) == 1
+    assert not rig.device.is_open
+    assert rig.device.costs().read_s(BLOCK) == pytest.approx(0.5, rel=0.1)

@@ -144,9 +144,10 @@ class Device:
             is_first = is_good and self._model.num_observed < _NUM_FIRST
             rest_s = 0.0 if is_first else max(_REST_S, _REST_RATIO * seconds)
             self._next_probe_at = now + min(_MAX_REST_S, rest_s)
+            ratio = self._lateness(nbytes, seconds) if is_good else 1.0
             if is_good:
                 self._model.observe(nbytes, seconds)
-            elif self._breaker.read(ratio=1.0, is_good=False, now=now):
+            if self._breaker.read(ratio=ratio, is_good=is_good, now=now):
                 self._opened()
                 return
             rate = nbytes / seconds if is_good else None
@@ -162,14 +163,18 @@ class Device:
                 return  # what it took while the device was ill says nothing about later
             ratio = 1.0
             if sample.nbytes and sample.is_good and sample.seconds > 0.0:
-                found = self._model.ratio(sample.nbytes, sample.seconds)
-                late_s = sample.seconds * (1.0 - 1.0 / found)
-                if late_s > _NOISE_S and self._model.num_observed >= _NUM_FIRST:
-                    ratio = found
+                ratio = self._lateness(sample.nbytes, sample.seconds)
                 self._model.observe(sample.nbytes, sample.seconds)
             opened = self._breaker.read(ratio=ratio, is_good=sample.is_good, now=now)
             if opened:
                 self._opened()
+
+    def _lateness(self, nbytes: int, seconds: float) -> float:
+        """How many times longer than expected a read took; 1 where that says nothing."""
+        found = self._model.ratio(nbytes, seconds)
+        late_s = seconds * (1.0 - 1.0 / found)
+        is_known = self._model.num_observed >= _NUM_FIRST
+        return found if is_known and late_s > _NOISE_S else 1.0
 
     def _open(self, cause: Cause, now: float) -> None:
         if self._breaker.open(cause, now):
