@@ -60,6 +60,7 @@ def test_failed_requests_are_in_the_result_and_the_exit_code(server, capsys):
     [
         (("--url", "http://127.0.0.1:9"), "cannot be reached"),
         (("--url", "127.0.0.1"), "cannot be reached"),
+        (("--json", "/proc/none/x"), "cannot be written"),
         (("--workload", "ragg"), "workload 'ragg' is unknown; known: "),
         (("--rate", "1", "--concurrency", "2"), "name one"),
         (("--sessions", "0"), "greater than or equal to 1"),

@@ -93,6 +93,21 @@ def progress(title: str) -> Iterator[Advance]:
         )
 
 
+def check_target(json_target: str | None) -> None:
+    """Find out now whether `--json` can be written: before work that takes long.
+
+    Raises ConfigError.
+    """
+    if json_target in (None, "-"):
+        return
+    path = Path(str(json_target))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+
+
 def publish(
     document: Mapping[str, object], json_target: str | None, show: Callable[[], None]
 ) -> None:

@@ -34,6 +34,7 @@ def make_run(median_s=1.0, *, seed=0, count=40, sigma=0.5, tpot_s=0.01, tokens=1
         "duration_s": 10.0,
         "has_prefix_cache": True,
         "prompts": "same",
+        "pace": {"rate": None, "concurrency": 4.0},
         "simulated_hit_rate": sum(r.cached_tokens for r in requests)
         / sum(r.prompt_tokens for r in requests),
         "read_nbytes": 100,

@@ -49,6 +49,9 @@ def test_vllms(tmp_path):
     assert (third.is_good, third.error) == (False, "Too Many Requests")
     assert found.output_tokens_per_s == 1.0
     assert (found.hit_rate, found.send_lag_s, found.has_prefix_cache) == (None, None, None)
+    assert found.pace == {"rate": None, "concurrency": None}
+    (found,) = read_runs(written(tmp_path, {**VLLM, "request_rate": 2.5, "max_concurrency": 8}))
+    assert found.pace == {"rate": 2.5, "concurrency": 8.0}
 
 
 def test_sglangs_has_a_line_a_run(tmp_path):
@@ -71,7 +74,12 @@ WRONG = {
     json.dumps({**VLLM, "duration": None}): "duration is missing",
     json.dumps({**VLLM, "duration": 0}): "a duration of 0",
     json.dumps({**VLLM, "input_lens": [1, "x", 2]}): "a request cannot be read",
-    json.dumps({**VLLM, "ttfts": [-1.0, 0.1, 0.1]}): "a time to the first token of -1",
+    json.dumps({**VLLM, "ttfts": [-1.0, 0.1, 0.1]}): "a first token after -1.0 s",
+    json.dumps({**VLLM, "duration": float("inf")}): "a duration of inf",
+    json.dumps({**VLLM, "itls": [[float("nan")], [], []]}): "a last one after nan s",
+    json.dumps({**VLLM, "output_lens": [0, 1, 0]}): "an answer of 0",
+    json.dumps({**VLLM, "input_lens": [float("inf"), 1, 1]}): "a request cannot be read",
+    json.dumps(VLLM)[:-1] + ', "x": ' + "9" * 5000 + "}": "is not JSON",
     json.dumps({**VLLM, "errors": ["429"] * 3}): "no request was answered; the first error: 429",
     json.dumps({**VLLM, "ttfts": [], "itls": [], "errors": []}): "different lengths",
 }

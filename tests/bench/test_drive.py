@@ -51,6 +51,26 @@ def test_token_ids_count_where_there_is_no_text(server):
     assert "return_token_ids" not in server.bodies[0]
 
 
+def test_a_digest_does_not_depend_on_how_an_answer_is_cut(server):
+    outputs = set()
+    for events in (
+        [
+            {"choices": [{"text": "", "token_ids": [5]}]},
+            {"choices": [{"text": "é", "token_ids": [6]}]},
+        ],
+        [{"choices": [{"text": "é", "token_ids": [5, 6]}]}],
+    ):
+        server.events = [*events, USAGE, "[DONE]"]
+        outputs.add(driven(server, [ask()])[0][0].output)
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0])
+def test_a_rate_that_is_none_is_refused(rate):
+    with pytest.raises(ConfigError, match="a rate of"):
+        Pace(rate=rate)
+
+
 def test_equal_answers_have_equal_digests(server):
     (one, two), _ = driven(server, [ask(), ask(1)])
     server.events = [chunk("x"), *GOOD]
@@ -71,6 +91,13 @@ BAD = {
     "other prompt": (
         {"events": [chunk("a"), {"usage": {"prompt_tokens": 9}}, "[DONE]"]},
         "4 tokens were asked, not 9",
+    ),
+    "null choice": ({"events": ['{"choices": [null]}']}, "not what such a server sends"),
+    "no choices": ({"events": ['{"choices": 5}']}, "not what such a server sends"),
+    "odd usage": ({"events": [chunk("a"), {"usage": [1]}, "[DONE]"]}, "not what such a server"),
+    "no length": (
+        {"events": [chunk("a"), {"usage": {"prompt_tokens": 4}}, "[DONE]"]},
+        "usage makes no sense",
     ),
     "endless line": ({"events": ["x" * (1 << 20)]}, ""),
 }

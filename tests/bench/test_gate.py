@@ -50,13 +50,22 @@ def test_a_fall_that_is_surely_too_small_fails(run, baseline):
     found = judge(baseline, runs(run, [0.8, 0.82, 0.79, 0.81, 0.8]), DEMANDS)
     assert found.verdict is Verdict.FAIL
     assert found.ttft_p50.lower95 > 0.75
-    assert judge(baseline, baseline, DEMANDS).verdict is Verdict.FAIL
+    same = runs(run, [1.0, 0.99, 1.02, 0.98, 1.01], seed=9)
+    assert judge(baseline, same, DEMANDS).verdict is Verdict.FAIL
 
 
 def test_what_is_not_sure_yet_needs_more_pairs(run, baseline):
     found = judge(baseline, runs(run, [0.6, 0.8, 0.62, 0.83, 0.7]), DEMANDS)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.pairs_needed > 5
+
+
+def test_an_unproven_tail_needs_more_than_pairs(run, baseline):
+    wide = [run(0.5, seed=n, sigma=(0.5, 0.5, 0.5, 2.0, 0.5)[n]) for n in range(5)]
+    found = judge(baseline, wide, DEMANDS)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert any("TTFT p90: not proved" in reason for reason in found.reasons)
+    assert found.pairs_needed is None
 
 
 def test_throughput_is_judged_by_its_lower_bound(baseline, candidate):
@@ -74,6 +83,13 @@ def test_throughput_at_a_load_that_nobody_would_have_is_no_proof(baseline, candi
     found = judge(baseline, faster, Demands())
     assert found.verdict is Verdict.INCONCLUSIVE
     assert any("--slo" in reason for reason in found.reasons)
+    open_loop = [[replaced(each, pace={"rate": 2.0}) for each in arm] for arm in (baseline, faster)]
+    found = judge(*open_loop, Demands(slo=SLO))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert any("compare closed loops" in reason for reason in found.reasons)
+    unknown = [[with_requests(each, latency_s=None) for each in arm] for arm in (baseline, faster)]
+    found = judge(*unknown, Demands(slo={"latency": 1e-3}))
+    assert any("only 0.0%" in veto for veto in found.vetoes), "what is unknown is not met"
     found = judge(baseline, faster, Demands(slo={"ttft": 1.5}))
     assert found.verdict is Verdict.FAIL
     assert any("baseline: only" in veto for veto in found.vetoes)
@@ -127,6 +143,7 @@ def test_what_is_not_told_is_not_checked_and_no_veto(baseline, candidate):
     unknown = {
         "has_prefix_cache": None,
         "prompts": None,
+        "pace": None,
         "simulated_hit_rate": None,
         "read_nbytes": None,
         "loaded_nbytes": None,
@@ -138,7 +155,7 @@ def test_what_is_not_told_is_not_checked_and_no_veto(baseline, candidate):
     ]
     found = judge(*bare, Demands(throughput_gain=0.0))
     assert (found.verdict, found.vetoes) == (Verdict.PASS, ())
-    assert len(found.not_checked) == 8
+    assert len(found.not_checked) == 10
 
 
 # -------------------------------------------------------------------------- what is not compared
@@ -149,15 +166,24 @@ def test_runs_that_do_not_belong_together_are_refused(run, baseline, candidate):
     longer = [with_requests(each, prompt_tokens=7) for each in candidate]
     asked = [replaced(each, prompts="others") for each in candidate]
     vllm = [replaced(each, tool="vllm") for each in candidate]
+    slower = [replaced(each, pace={"rate": None, "concurrency": 2.0}) for each in candidate]
+    salts = [[replaced(each, salt=salt) for each in candidate] for salt in ("a", "b")]
     for wrong, message in (
         (candidate[:4], "5 runs of the baseline and 4"),
         (other, "sent 40 and 41 requests"),
         (longer, "different lengths"),
         (asked, "asked different prompts"),
+        (slower, "sent at different paces"),
+        ([candidate[0], *candidate[:4]], "a run is there twice"),
         (vllm, r"several tools \(headstart, vllm\)"),
     ):
         with pytest.raises(ConfigError, match=message):
             judge(baseline, wrong, DEMANDS)
+    with pytest.raises(ConfigError, match="two pairs have the same salt"):
+        judge([replaced(each, salt="a") for each in baseline], salts[0], DEMANDS)
+    salted = [replaced(each, salt=f"{n}") for n, each in enumerate(baseline)]
+    with pytest.raises(ConfigError, match="different salts"):
+        judge(salted, salts[1], DEMANDS)
     with pytest.raises(ConfigError, match="at least 2 are needed"):
         judge(baseline[:1], candidate[:1], DEMANDS)
 

@@ -110,6 +110,7 @@ def test_hits_are_those_of_the_longest_common_start(texts, block):
         ("ragg", SHAPE, "workload 'ragg' is unknown; known: shared-prefix, multi-turn, rag"),
         ("rag", Shape(sessions=0), "at least 1"),
         ("rag", Shape(shared_tokens=-1), "not negative"),
+        ("rag", Shape(think_s=float("nan")), "thinking for nan s"),
         ("rag", Shape(vocabulary=7), "a vocabulary of 7 tokens is too small"),
     ],
 )

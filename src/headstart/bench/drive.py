@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,6 +54,8 @@ class Pace:
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.concurrency is None):
             raise ConfigError("a load is sent at a rate, or by so many sessions at once: name one")
+        if self.rate is not None and not 0.0 < self.rate < math.inf:
+            raise ConfigError(f"a rate of {self.rate} sessions a second")
 
 
 class _Wrong(Exception):
@@ -199,6 +202,9 @@ class _Driver:
             *(TimeoutError, OSError, ValueError),
         ) as error:
             return Request(**known, output_tokens=0, error=str(error) or type(error).__name__)
+        except (AttributeError, TypeError, KeyError) as error:
+            told = f"an event is not what such a server sends: {error}"
+            return Request(**known, output_tokens=0, error=told)
 
     async def _read(
         self, response: aiohttp.ClientResponse, ask: Ask, intended_s: float
@@ -211,17 +217,18 @@ class _Driver:
         digest = blake2b(digest_size=16)
         is_done = False
         async for event in _events(response):
-            if event == "[DONE]":
-                is_done = True
-                break
+            is_done = is_done or event == "[DONE]"
+            if is_done:
+                continue  # to the end of the body, so that the connection is used again
             chunk = _parsed(event)
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices") or ():
-                said = choice.get("text") or choice.get("token_ids")
-                if said:
+                text, ids = choice.get("text"), choice.get("token_ids")
+                if text or ids:
                     latency_s = self._now() - intended_s
                     ttft_s = latency_s if ttft_s is None else ttft_s
-                    digest.update(str(said).encode())
+                    # However the server cuts its answer, its digest is the same.
+                    digest.update(b"".join(b"%d " % each for each in ids) if ids else text.encode())
         if not is_done:
             raise _Wrong("the answer was cut short")
         if ttft_s is None:
@@ -231,11 +238,14 @@ class _Driver:
         details = usage.get("prompt_tokens_details") or {}
         if usage.get("prompt_tokens") != len(ask.tokens):
             raise _Wrong(f"{len(ask.tokens)} tokens were asked, not {usage.get('prompt_tokens')}")
+        output, cached = usage.get("completion_tokens"), details.get("cached_tokens")
+        if not isinstance(output, int) or output < 1 or not isinstance(cached, int | None):
+            raise _Wrong(f"the server's usage makes no sense: {str(usage)[:_MAX_ERROR]}")
         return {
-            "output_tokens": int(usage.get("completion_tokens") or 0),
+            "output_tokens": output,
             "ttft_s": ttft_s,
             "latency_s": latency_s,
-            "cached_tokens": details.get("cached_tokens"),
+            "cached_tokens": cached,
             "output": digest.hexdigest(),
         }
 

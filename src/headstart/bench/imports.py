@@ -30,7 +30,7 @@ def read_runs(path: Path) -> list[Run]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         documents = [json.loads(text)]
-    except json.JSONDecodeError as whole:
+    except ValueError as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
             raise ConfigError(f"{path} is not JSON, or cut short: {whole}") from whole
@@ -38,7 +38,7 @@ def read_runs(path: Path) -> list[Run]:
         for number, line in enumerate(lines, start=1):
             try:
                 documents.append(json.loads(line))
-            except json.JSONDecodeError as error:
+            except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
     return [check(_run(document, path), path) for document in documents]
 
@@ -95,9 +95,18 @@ def _arrays(document: Mapping[str, Any], path: Path) -> Run:
             _request(number, *fields)
             for number, fields in enumerate(zip(*arrays.values(), texts, strict=True))
         )
-    except (TypeError, ValueError) as error:
+        pace = {
+            name: None if document.get(key) in (None, "inf") else float(document[key])
+            for name, key in (("rate", "request_rate"), ("concurrency", "max_concurrency"))
+        }
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: a request cannot be read: {error}") from error
-    return Run(tool="vllm" if is_vllm else "sglang", duration_s=float(duration), requests=requests)
+    return Run(
+        tool="vllm" if is_vllm else "sglang",
+        duration_s=float(duration),
+        requests=requests,
+        pace=pace if "request_rate" in document or "max_concurrency" in document else None,
+    )
 
 
 def _request(

@@ -10,6 +10,7 @@ Answers of earlier turns are made up, with a seed: what a model answers would di
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -102,8 +103,10 @@ def make_load(workload: str, shape: Shape) -> list[Ask]:
         raise ConfigError("sessions, turns, own tokens and output tokens are at least 1")
     if shape.vocabulary < _FIRST_SHARE:
         raise ConfigError(f"a vocabulary of {shape.vocabulary} tokens is too small")
-    if shape.shared_tokens < 0 or shape.documents < 1 or shape.think_s < 0.0:
-        raise ConfigError("shared tokens and thinking are not negative, documents at least 1")
+    if shape.shared_tokens < 0 or shape.documents < 1:
+        raise ConfigError("shared tokens are not negative, documents at least 1")
+    if not 0.0 <= shape.think_s < math.inf:
+        raise ConfigError(f"thinking for {shape.think_s} s")
     return list(WORKLOADS[workload](shape, random.Random(f"{workload}/{shape.seed}")))
 
 

@@ -7,7 +7,7 @@ then not checked, and said so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
 
 import msgspec
@@ -64,6 +64,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     has_prefix_cache: bool | None = None
     """Whether the engine's own prefix cache was on."""
+    pace: dict[str, float | None] | None = None
+    """How it was sent: `rate` (None: a closed loop), `concurrency` and the like."""
+    block_size: int = 1
+    """Tokens: hits are multiples of it."""
     prompts: str | None = None
     """A digest of what was asked, without salts: runs of a pair have the same."""
     simulated_hit_rate: float | None = None
@@ -119,23 +123,35 @@ def check(run: Run, path: Path) -> Run:
     if not run.good:
         first = next((r.error for r in run.requests if r.error), "no first token")
         raise ConfigError(f"{path}: no request was answered; the first error: {first[:200]}")
-    if not run.duration_s > 0.0:
+    if not 0.0 < run.duration_s < math.inf:
         raise ConfigError(f"{path}: a duration of {run.duration_s} s")
     for request in run.good:
-        if not 0.0 < (request.ttft_s or 0.0) < float("inf"):
-            raise ConfigError(f"{path}: a time to the first token of {request.ttft_s} s")
+        ttft_s = request.ttft_s or 0.0
+        latency_s = ttft_s if request.latency_s is None else request.latency_s
+        if not 0.0 < ttft_s <= latency_s < math.inf:
+            raise ConfigError(
+                f"{path}: a first token after {ttft_s} s and a last one after {latency_s} s"
+            )
+        if request.output_tokens < 1 or request.prompt_tokens < 1:
+            raise ConfigError(
+                f"{path}: a prompt of {request.prompt_tokens} tokens and an answer of "
+                f"{request.output_tokens}"
+            )
     return run
 
 
 def pairs_match(one: Run, other: Run) -> str:
-    """What differs in what two runs asked; empty: nothing."""
+    """What differs in what two runs asked, and how; empty: nothing that is known."""
     if one.prompts is not None and other.prompts is not None and one.prompts != other.prompts:
         return "they asked different prompts"
+    if one.pace is not None and other.pace is not None and one.pace != other.pace:
+        return f"they were sent at different paces: {one.pace} and {other.pace}"
+    if one.salt and other.salt and one.salt != other.salt:
+        return f"they have different salts ({one.salt!r} and {other.salt!r}), so other prompts"
     if len(one.requests) != len(other.requests):
         return f"they sent {len(one.requests)} and {len(other.requests)} requests"
-    lengths: list[Sequence[int]] = [
-        sorted(request.prompt_tokens for request in run.requests) for run in (one, other)
-    ]
-    if lengths[0] != lengths[1]:
-        return "their prompts have different lengths"
+    for first, second in zip(one.requests, other.requests, strict=True):
+        # A server that fails a request does not tell how it counts its tokens.
+        if first.is_good and second.is_good and first.prompt_tokens != second.prompt_tokens:
+            return "their prompts have different lengths"
     return ""

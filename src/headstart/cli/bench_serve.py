@@ -52,6 +52,13 @@ BlockSize = Annotated[
 ]
 Vocabulary = Annotated[int, typer.Option(min=30, help="Token ids are smaller than this.")]
 WarmUp = Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Whether the engine's own prefix cache is on; `headstart gate` wants to know.",
+    ),
+]
 
 
 def serve(
@@ -74,6 +81,7 @@ def serve(
     block_size: BlockSize = 16,
     vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
+    prefix_cache: PrefixCache = None,
     json: JsonTarget = None,
 ) -> None:
     """Drive a load against an OpenAI-compatible streaming server, and time every request.
@@ -90,6 +98,7 @@ def serve(
     from headstart.bench.load import Shape, fingerprint, make_load, salted, theoretical_hits
     from headstart.bench.run import Run
 
+    render.check_target(json)
     shape = Shape(
         sessions=sessions,
         turns=turns,
@@ -114,6 +123,9 @@ def serve(
         duration_s=seconds,
         requests=tuple(requests),
         arm=arm,
+        has_prefix_cache=prefix_cache,
+        pace={"rate": pace.rate, "concurrency": pace.concurrency, "think_s": think},
+        block_size=block_size,
         prompts=fingerprint(asks),
         simulated_hit_rate=hits / sum(len(ask.tokens) for ask in asked),
         workload=workload,
