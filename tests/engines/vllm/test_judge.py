@@ -241,7 +241,7 @@ def test_those_that_overtake_are_charged(rig):
 
 
 def test_a_miss_is_computed_and_said_to_be_one(rig):
-    miss = SimpleNamespace(plan=None, num_held=0, by_tier={"memory": 0})
+    miss = SimpleNamespace(plan=None, num_held=0, by_tier={"memory": 0}, is_late=False)
     rig.add("one", promise=miss)
     (decided,) = rig.step(1.0, 0.16, {"one": 160})
     assert (decided.request_id, decided.prompt_tokens, decided.reason) == ("one", 160, "miss")
