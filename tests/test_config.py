@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -472,3 +474,16 @@ def test_a_tier_is_made_ill_when_that_is_allowed(tmp_path, caplog):
         assert tier.suffer(4096)
         assert tier.name == "file"
     assert "slow and ill on purpose" in caplog.text
+
+
+def test_faults_need_nothing_that_only_tests_have(tmp_path):
+    text = (FAULTS + "latency = 0.001").replace("/x", str(tmp_path / "tier"))
+    (tmp_path / "node.toml").write_text(text)
+    script = (
+        "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+        "from headstart.config import load_settings, open_store\n"
+        "from pathlib import Path\n"
+        f"open_store(load_settings(Path({str(tmp_path / 'node.toml')!r}))).close()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

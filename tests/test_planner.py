@@ -14,7 +14,7 @@ from headstart.planner import Held, Progress, Prompt, Reason, Wait, may_wait, pl
 
 GAIN_S = 0.0005
 """What a plan has to save to be made."""
-MARGIN = 1.25
+MARGIN = 1.1
 
 ENGINE = EngineCosts(
     step_s=0.02,
@@ -298,8 +298,8 @@ REASONS = [
     (Reason.PART, [memory(8), file(ALL, disk(1))]),
     (Reason.PART, [memory(0), file(8, disk(1000)), file(9, disk(1), "c")]),
     (Reason.SLOW, [file(ALL, disk(1))]),
-    (Reason.RISKY, [file(ALL, burst(ALL, 0.42))]),
-    (Reason.RISKY, [file(ALL, burst(ALL, 0.09, uncertainty=0.5))]),
+    (Reason.RISKY, [file(ALL, burst(ALL, 0.47))]),
+    (Reason.RISKY, [file(ALL, burst(ALL, 0.12, uncertainty=0.5))]),
 ]
 
 

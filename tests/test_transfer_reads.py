@@ -165,7 +165,7 @@ def test_one_that_is_cancelled_in_the_queue_moves_nothing_itself(transfer, clock
     assert one.wait(SOON)
     assert other.wait(SOON)
     assert second.runs == []
-    assert [s.nbytes for s in told] == [2 * ITEM, 2 * ITEM], "what it waited for"
+    assert [s.nbytes for s in told] == [0, 2 * ITEM]
 
 
 def test_the_more_urgent_read_goes_first_also_before_one_that_runs(transfer, clock, told):
@@ -196,6 +196,45 @@ def test_the_more_urgent_read_goes_first_also_before_one_that_runs(transfer, clo
     assert order == ["soon", "same", "late", "long"]
     assert all(sorted(batch.runs) == [0, 1, 2] for batch in batches.values())
     assert transfer.ahead_nbytes(90.0) == transfer.reading_nbytes == 0
+
+
+def test_a_cancelled_read_ends_at_once_whatever_is_more_urgent(transfer, clock):
+    first, given_up, urgent = Steps(1, clock), Steps(5, clock), Steps(5, clock)
+    one = transfer.read(first, nbytes=ITEM, deadline=1.0)
+    first.entered()
+    other = transfer.read(given_up, nbytes=5 * ITEM, deadline=90.0)
+    last = transfer.read(urgent, nbytes=5 * ITEM, deadline=2.0)
+    other.cancel()
+    assert transfer.ahead_nbytes(100.0) == 6 * ITEM, "nobody will read them"
+    first.step()
+    assert other.wait(SOON)
+    assert not last.wait(0.0)
+    assert given_up.runs == []
+    urgent.step(5)
+    assert one.wait(SOON)
+    assert last.wait(SOON)
+
+
+def test_a_read_may_become_more_urgent_and_never_less(transfer, clock):
+    order = []
+    batches = [Steps(1, clock) for _ in range(3)]
+    tickets = [
+        transfer.read(
+            batch,
+            lambda outcomes, n=n: order.append(n),
+            nbytes=ITEM,
+            deadline=10.0 * n,
+        )
+        for n, batch in enumerate(batches)
+    ]
+    tickets[2].hurry(5.0)
+    tickets[1].hurry(50.0)
+    for batch in batches:
+        batch.step()
+    assert all(ticket.wait(SOON) for ticket in tickets)
+    assert order == [0, 2, 1]
+    tickets[2].hurry(1.0)
+    tickets[2].cancel()
 
 
 def test_bytes_that_came_are_no_longer_ahead(transfer, clock):

@@ -36,6 +36,7 @@ from headstart.settings import (
 from headstart.store import PrefixStore
 from headstart.tiers import FileTier, FileTierOptions, MemoryTier
 from headstart.tiers.base import Tier
+from headstart.tiers.faults import FaultyTier, Phase, by_time
 from headstart.transfer import DEFAULT_INFLIGHT_NBYTES, Transfer
 from headstart.units import PAGE_NBYTES
 
@@ -187,6 +188,7 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
             huge_pages=settings.memory.huge_pages == "auto",
         )
         for tier, tier_settings in zip(opened, settings.tiers, strict=True):
+            maybe_faulty = _with_faults(tier, tier_settings.faults)
             transfer = Transfer(
                 tier.name,
                 num_threads=tier_settings.threads,
@@ -195,7 +197,7 @@ def open_store(settings: Settings | None = None) -> PrefixStore:
                 # Queued writes pin memory: never more than half of it.
                 max_queued_nbytes=settings.memory.capacity // 2,
             )
-            lower.append((_with_faults(tier, tier_settings.faults), transfer))
+            lower.append((maybe_faulty, transfer))
     except BaseException:
         for _, transfer in lower:
             transfer.close()
@@ -209,8 +211,6 @@ def _with_faults(tier: FileTier, faults: Sequence[FaultSettings]) -> Tier:
     """The tier, slow and ill as the settings say."""
     if not faults:
         return tier
-    from headstart.testing.faults import FaultyTier, Phase, by_time
-
     _log.warning("tier %s is made slow and ill on purpose: allow_faults is set", tier.name)
     phases = [
         Phase(

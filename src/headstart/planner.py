@@ -20,7 +20,7 @@ stops it computes the rest, so its first token comes at
 
 for every behaviour of the tiers, plus the time between two polls, as far as `T` is right. What is
 saved is counted at the low end of the engine's uncertainty. The hedge is what the plan itself needs
-to be followed, a quarter more, and up to `SLACK` of the time to recompute. It is never more than a
+to be followed, a tenth more, and up to `SLACK` of the time to recompute. It is never more than a
 share of that time: `MIN_SHARE` where a model is a guess, up to `MAX_SHARE` where both are sure. A
 plan of which a tier needs more than its share is not made.
 """
@@ -36,7 +36,9 @@ from headstart.costs import EngineCosts, ReadCosts
 SLACK = 0.04
 MIN_SHARE = 0.1
 MAX_SHARE = 0.5
-_MARGIN = 1.25
+_MARGIN = 1.1
+_GUESS = 0.5
+"""Uncertainty of a model that nothing was measured for."""
 _NUM_CHECKED = 16
 _MIN_GAIN_S = 0.0005
 
@@ -136,7 +138,7 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
         if part.num_blocks <= start:
             continue
         if part.costs is not None:
-            sure = _certainty(2.0 * part.costs.uncertainty) * _certainty(engine.uncertainty)
+            sure = _trust(part.costs.uncertainty) * _certainty(engine.uncertainty)
             share_s = recompute_s * (MIN_SHARE + (MAX_SHARE - MIN_SHARE) * sure)
             part_s = _MARGIN * _exposure_s(prompt, part, engine, start, load_s - busy_s)
             # By its own share: that of a faster tier, of which more is known, is not for this one.
@@ -175,6 +177,11 @@ def _reason(chosen: int, num_held: int, *, is_risky: bool) -> Reason:
 
 def _certainty(uncertainty: float) -> float:
     return max(0.0, 1.0 - uncertainty)
+
+
+def _trust(uncertainty: float) -> float:
+    """How far a tier's model is to be followed: not at all where it is a guess."""
+    return max(0.0, 1.0 - (uncertainty / _GUESS) ** 2)
 
 
 def _exposure_s(

@@ -140,14 +140,15 @@ class PrefixStore:
         timeout_s: float | None = None,
         go_on: GoOn | None = None,
         may_read: Callable[[str], bool] = lambda tier: True,
-        deadline: float = math.inf,
+        deadline: Callable[[], float] = lambda: math.inf,
     ) -> Lease:
         """Bring the longest held prefix of `chain` into memory and pin it there.
 
         Blocks until all of it is read and verified, or for `timeout_s`, or until `go_on`, which is
         asked every few milliseconds meanwhile, says no; then the lease holds what is ready. Its
         blocks are pinned, in memory, until it is closed: use it as a context manager. A tier that
-        `may_read` denies by its name is passed over. Reads with an earlier `deadline` go first.
+        `may_read` denies by its name is passed over. Reads with an earlier `deadline`, which may
+        become earlier meanwhile, go first.
         """
         self._check_open()
         started = self._clock()
@@ -292,7 +293,7 @@ class PrefixStore:
         held: int,
         timeout_s: float | None,
         go_on: GoOn | None,
-        deadline: float,
+        deadline: Callable[[], float],
     ) -> None:
         """Extend a lease to block `held` by reading from a lower tier."""
         memory, chain = self._memory, lease.chain
@@ -305,11 +306,15 @@ class PrefixStore:
         views = [memory.view(slot, chain.block_nbytes) for slot in slots]
         batch = lower.tier.begin_read(wanted, views)
         nbytes = len(wanted) * chain.block_nbytes
-        ticket = lower.transfer.read(batch, promotion.finished, nbytes=nbytes, deadline=deadline)
+        ticket = lower.transfer.read(batch, promotion.finished, nbytes=nbytes, deadline=deadline())
         try:
             above, name = lease.ready_blocks, lower.tier.name
-            ask = None if go_on is None else lambda ready: go_on(above + ready, name)
-            in_time = _wait(ticket, timeout_s, ask, self._clock)
+
+            def ask(ready: int) -> bool:
+                ticket.hurry(deadline())
+                return go_on is None or go_on(above + ready, name)
+
+            in_time = _wait(ticket, timeout_s, None if go_on is None else ask, self._clock)
         except BaseException:  # Ctrl-C while a device is waited for
             ticket.cancel()
             promotion.abandon()

@@ -48,16 +48,9 @@ class ReadSample:
 class Ticket:
     """A batch that was handed to the threads."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        on_done: OnDone | None,
-        nbytes: int = 0,
-        deadline: float = math.inf,
-    ) -> None:
-        self._batch = batch
-        self._nbytes = nbytes
-        self.deadline = deadline
+    def __init__(self, batch: Batch, on_done: OnDone | None, nbytes: int = 0) -> None:
+        self._batch, self._nbytes = batch, nbytes
+        self.deadline = math.inf
         self._moved_before = self._counted_nbytes = 0
         self._accepted_at: float | None = None
         self._on_done = on_done
@@ -66,6 +59,7 @@ class Ticket:
         self._done = threading.Event()
         self._num_workers = 0  # guarded by the transfer's lock, as is the next
         self._exhausted = False  # every index was handed out
+        self._move: Callable[[Ticket, float], None] = lambda ticket, deadline: None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the batch is finished and published; False when the time was up before."""
@@ -78,6 +72,12 @@ class Ticket:
     def cancel(self) -> None:
         """Start no further index. Those that run keep their memory until they return."""
         self._length = 0
+        self._move(self, -math.inf)  # nothing is left to wait for: it ends at once
+
+    def hurry(self, deadline: float) -> None:
+        """It has become more urgent."""
+        if deadline < self.deadline:
+            self._move(self, deadline)
 
     def _run(
         self,
@@ -133,7 +133,6 @@ class Transfer:
         self.on_read: Callable[[ReadSample], None] | None = None
         """Told of every read when it is over, on one of the threads; must not block."""
         self._clock = clock
-        self._reading_nbytes = 0
         self._moved_nbytes = 0
         self._moved_at = 0.0
         self._max_queued_nbytes = max_queued_nbytes
@@ -166,7 +165,8 @@ class Transfer:
     @property
     def reading_nbytes(self) -> int:
         """Bytes of reads that are accepted and not over."""
-        return self._reading_nbytes
+        with self._lock:
+            return sum(ticket._nbytes for ticket in self._unfinished)
 
     def ahead_nbytes(self, deadline: float) -> int:
         """Bytes still to be read before a read with this deadline."""
@@ -174,7 +174,7 @@ class Transfer:
             return sum(
                 max(0, ticket._nbytes - ticket._counted_nbytes)
                 for ticket in self._unfinished
-                if ticket.deadline <= deadline
+                if ticket._length and ticket.deadline <= deadline
             )
 
     def unmoved_s(self) -> float:
@@ -204,19 +204,15 @@ class Transfer:
                 if on_done is not None:
                     on_done(outcomes)
 
-        ticket = Ticket(batch, over, nbytes, deadline)
-        if len(batch) == 0:
-            ticket._finish()
-            return ticket
+        ticket = Ticket(batch, over, nbytes)
+        ticket.deadline = deadline
         with self._lock:
-            if self._closing:
-                ticket.cancel()
-            else:
+            if len(batch) and not self._closing:
+                ticket._move = self._moved_up
                 ticket._accepted_at, ticket._moved_before = self._clock(), self._moved_nbytes
                 if not self._unfinished:
                     self._moved_at = ticket._accepted_at
                 self._unfinished.add(ticket)
-                self._reading_nbytes += nbytes
                 insort(self._reads, ticket, key=lambda each: each.deadline)
                 self._changed.notify(max(2, self.inflight_nbytes // max(1, batch.item_nbytes)))
                 return ticket
@@ -257,9 +253,9 @@ class Transfer:
             self._queued_nbytes -= sum(nbytes for _, nbytes, _ in abandoned)
             self._num_finished += len(abandoned)
             for ticket in self._reads:
-                ticket.cancel()
+                ticket._length = 0
             if self._write is not None:
-                self._write.cancel()
+                self._write._length = 0
             self._changed.notify_all()
             self._written.notify_all()
         for _, _, on_done in abandoned:
@@ -314,6 +310,15 @@ class Transfer:
                     self._reads.remove(ticket)
                 self._changed.notify()
 
+    def _moved_up(self, ticket: Ticket, deadline: float) -> None:
+        """A read has become more urgent than it was."""
+        with self._lock:
+            ticket.deadline = deadline
+            if ticket in self._reads:
+                self._reads.remove(ticket)
+                insort(self._reads, ticket, key=lambda each: each.deadline)
+                self._changed.notify()
+
     def _moved(self, ticket: Ticket) -> None:
         """One more index was run."""
         if ticket is not self._write:
@@ -330,9 +335,9 @@ class Transfer:
         nbytes = ticket._nbytes * outcomes.count(Outcome.DONE) // max(1, len(outcomes))
         with self._lock:
             self._unfinished.discard(ticket)
-            self._reading_nbytes -= ticket._nbytes
             self._moved_nbytes += nbytes - ticket._counted_nbytes
-            moved_nbytes = self._moved_nbytes - ticket._moved_before
+            # What others are corrected by meanwhile may be more than this one read.
+            moved_nbytes = max(nbytes, self._moved_nbytes - ticket._moved_before)
         if self.on_read is not None and ticket._nbytes:
             sample = ReadSample(
                 nbytes=moved_nbytes,

@@ -263,6 +263,34 @@ def test_another_question_waits_for_the_answer_that_was_not_waited_for(script, i
     assert len(impatient._free_words) == num_words
 
 
+def test_a_node_that_hangs_costs_look_ups_one_wait_and_not_one_each(script, impatient):
+    script.answers = [WELCOME, protocol.Opened(), None]
+    assert impatient.promote(chain("ab"), budget_s=0.05).is_late
+    answers, seconds = timed(
+        lambda: [impatient.promote(chain("ab"), budget_s=0.05) for _ in range(50)]
+    )
+    assert all(each is None or each.is_late for each in answers)
+    assert seconds < 0.05 * 50 / 2
+    time.sleep(LIMITS.ask_s)
+    assert impatient.promote(chain("ab"), budget_s=0.05) is None
+    assert impatient.num_failures == 1, "now it is left alone"
+
+
+def test_a_budget_is_never_longer_than_any_question_may_take(script, impatient):
+    script.answers = [WELCOME, protocol.Opened(), None]
+    promise, seconds = timed(lambda: impatient.promote(chain("ab"), budget_s=60.0))
+    assert promise.is_late
+    assert seconds < LIMITS.ask_s + MARGIN_S
+
+
+def test_a_node_that_ends_after_the_answer_that_was_not_waited_for(script, impatient):
+    script.answers = [WELCOME, protocol.Opened(), None]
+    assert impatient.promote(chain("ab"), budget_s=0.001).is_late
+    script._socks[-1].sendall(protocol.pack(promoted(pending=True, num_ready=0)))
+    script._socks[-1].shutdown(socket.SHUT_RDWR)
+    assert impatient.promote(chain("ab"), budget_s=0.05) is None
+
+
 NONSENSE = {
     "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "no message": protocol.pack(promoted())[:12] + b"\xff" * 20,

@@ -112,6 +112,18 @@ def test_a_thread_looks_after_devices_until_they_are_closed(rig, soon):
     assert threading.active_count() == threads
 
 
+@pytest.mark.parametrize("attribute", ["queued_nbytes", "reading_nbytes"])
+def test_a_probe_beside_other_work_breaks_no_model(rig, monkeypatch, attribute):
+    rig.teach()
+    rig.io(Fault(latency_s=0.5))
+    rig.device.want()
+    is_due = rig.device._is_due
+    monkeypatch.setattr(rig.device, "_is_due", lambda now: is_due(now) or True)
+    monkeypatch.setattr(type(rig.transfer), attribute, property(lambda transfer: 1))
+    assert rig.tick() == 1
+    assert not rig.device.is_open
+
+
 def test_a_probe_that_breaks_the_model_opens_the_breaker_and_three_that_agree_close_it(rig):
     rig.teach()
     rig.io(Fault(latency_s=0.5))

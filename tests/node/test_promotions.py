@@ -419,6 +419,38 @@ def test_one_behind_all_threads_that_is_cut_does_not_wait_for_them(world, start,
     assert [s.ready for s in busy] == [1] * 16
 
 
+def test_behind_all_threads_the_most_urgent_is_next(world, start, soon):
+    lowered(world, "a", "b", *([f"{n}"] for n in range(16)))
+    world.slow.stall()
+    assert not world.promotions.is_busy
+    busy = [start([f"{n}"]) for n in range(16)]
+    soon(lambda: world.promotions.is_busy)
+    late, urgent = (
+        world.promotions.start(chain(path), Told(), deadline=deadline)
+        for path, deadline in (("a", 90.0), ("b", 10.0))
+    )
+    assert world.promotions._jobs.queue[0][2] is urgent
+    world.slow.resume()
+    assert [s.ready for s in busy] == [1] * 16
+    for promotion in (late, urgent):
+        assert promotion._over.wait(SOON)
+        world.promotions.end(promotion)
+
+
+def test_whoever_joins_in_a_hurry_hurries_the_one_that_reads(world, soon):
+    lowered(world, "ab")
+    ((_, transfer),) = world.store.lower
+    world.slow.stall()
+    both = [world.promotions.start(chain("ab"), Told(), deadline=90.0)]
+    soon(lambda: [ticket.deadline for ticket in transfer._unfinished] == [90.0])
+    both.append(world.promotions.start(chain("ab"), Told(), deadline=10.0))
+    soon(lambda: [ticket.deadline for ticket in transfer._unfinished] == [10.0])
+    world.slow.resume()
+    for promotion in both:
+        assert promotion._over.wait(SOON)
+        world.promotions.end(promotion)
+
+
 @pytest.mark.parametrize("num_ready", [0, 2, 7])
 def test_a_failing_medium_makes_a_lease_shorter(world, start, half_way, num_ready):
     lowered(world, "abcdefgh")

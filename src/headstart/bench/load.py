@@ -151,6 +151,12 @@ def theoretical_hits(asks: Sequence[Ask], block_size: int) -> list[int]:
     return hits
 
 
+def hit_rate(asks: Sequence[Ask], block_size: int) -> float:
+    """The same as a share of all tokens asked."""
+    asked = sum(len(ask.tokens) for ask in asks)
+    return sum(theoretical_hits(asks, block_size)) / asked
+
+
 def _ask(
     shape: Shape, number: int, shared: tuple[int, ...], own: tuple[int, ...], turn: int = 0
 ) -> Ask:

@@ -92,10 +92,8 @@ def serve(
 
     Exit code 1 when a request failed.
     """
-    import msgspec
-
     from headstart.bench.drive import Pace, Target
-    from headstart.bench.load import Shape, fingerprint, make_load, salted, theoretical_hits
+    from headstart.bench.load import Shape, fingerprint, hit_rate, make_load, salted
     from headstart.bench.run import Run
 
     render.check_target(json)
@@ -117,7 +115,6 @@ def serve(
     pace = Pace(rate=rate, concurrency=concurrency or (None if rate else 1), seed=seed)
     _warm_up(asks[:warm_up], target, shape)
     requests, seconds = _drive(asked, target, pace, workload)
-    hits = sum(theoretical_hits(asked, block_size))
     run = Run(
         tool="headstart",
         duration_s=seconds,
@@ -127,13 +124,11 @@ def serve(
         pace={"rate": pace.rate, "concurrency": pace.concurrency, "think_s": think},
         block_size=block_size,
         prompts=fingerprint(asks),
-        simulated_hit_rate=hits / sum(len(ask.tokens) for ask in asked),
+        simulated_hit_rate=hit_rate(asked, block_size),
         workload=workload,
         salt=salt,
     )
-    render.publish(msgspec.to_builtins(run), json, lambda: _show(run))
-    if len(run.good) < len(run.requests):
-        raise typer.Exit(EXIT_FINDING)
+    _publish(run, json)
 
 
 def _warm_up(asks: list[Ask], target: Target, shape: Shape) -> None:
@@ -151,6 +146,14 @@ def _drive(asks: list[Ask], target: Target, pace: Pace, title: str) -> tuple[lis
 
     with render.progress("bench serve") as progress:
         return asyncio.run(drive(asks, target, pace, lambda done: progress(title, done, len(asks))))
+
+
+def _publish(run: Run, json: str | None) -> None:
+    import msgspec
+
+    render.publish(msgspec.to_builtins(run), json, lambda: _show(run))
+    if len(run.good) < len(run.requests):
+        raise typer.Exit(EXIT_FINDING)
 
 
 def _show(run: Run) -> None:

@@ -70,8 +70,8 @@ class NodeClient:
         self._down_until = float("-inf")
         self._retry_s = self._limits.retry_s
         self._refusal = ""
-        self._owed: tuple[int, int] | None = None
-        """Ticket and word of a question whose answer was not waited for."""
+        self._owed: tuple[int, int, float] | None = None
+        """Ticket and word of a question whose answer was not waited for, and when it was asked."""
         self.boot = b""
         """Which run of the node this is; what an earlier one gave means nothing."""
         self.num_failures = 0
@@ -96,10 +96,10 @@ class NodeClient:
         As much of it as the node plans, if something is `asked`. With `budget_s`, an answer that
         takes longer is not waited for: the promise `is_late` and of nothing.
         """
-        deadline = None if budget_s is None else time.monotonic() + budget_s
+        limit_s = self._limits.ask_s
         if not self._ready(chain.namespace) or not self._free_words:
             return None
-        if not self._settle(deadline):
+        if not self._settle(is_urgent=budget_s is not None):
             return None if self._sock is None else Promise(self, None, 0, LATE)
         ticket, word = self._new_ticket(), self._free_words.pop()
         question = protocol.Promote(
@@ -110,12 +110,13 @@ class NodeClient:
             protocol.join_keys(chain.keys),
             asked,
         )
-        if not self._send(question, self._limits.ask_s):
+        asked_at = time.monotonic()
+        if not self._send(question, asked_at + limit_s):
             return None
-        if deadline is not None and not self._is_answered(deadline):
-            self._owed = ticket, word
+        if budget_s is not None and not self._is_answered(asked_at + min(budget_s, limit_s)):
+            self._owed = ticket, word, asked_at
             return Promise(self, None, 0, LATE)
-        reply = self._receive(question, protocol.Promoted, self._limits.ask_s)
+        reply = self._receive(question, protocol.Promoted, asked_at + limit_s)
         is_promised = reply is not None and (reply.pending or reply.num_ready > 0)
         if not is_promised and self._sock is not None:  # else the words went with the connection
             self._free_words.append(word)
@@ -260,15 +261,16 @@ class NodeClient:
         self, message: protocol.Request, wanted: type[_Reply], timeout_s: float | None = None
     ) -> _Reply | None:
         timeout_s = self._limits.ask_s if timeout_s is None else timeout_s
-        if not self._settle() or not self._send(message, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        if not self._settle() or not self._send(message, deadline):
             return None
-        return self._receive(message, wanted, timeout_s)
+        return self._receive(message, wanted, deadline)
 
-    def _send(self, message: protocol.Request, timeout_s: float) -> bool:
+    def _send(self, message: protocol.Request, deadline: float) -> bool:
         if self._sock is None:
             return False
         try:
-            self._sock.settimeout(timeout_s)
+            self._sock.settimeout(_left_s(deadline))
             self._sock.sendall(self._take_outbox() + protocol.pack(message))
         except (OSError, HeadstartError) as error:
             self._fail(error)
@@ -276,13 +278,13 @@ class NodeClient:
         return True
 
     def _receive(
-        self, message: protocol.Request, wanted: type[_Reply], timeout_s: float
+        self, message: protocol.Request, wanted: type[_Reply], deadline: float
     ) -> _Reply | None:
         """The reply to a message that was sent."""
         assert self._sock is not None
         try:
-            self._sock.settimeout(timeout_s)
-            reply = protocol.receive_reply(self._sock, time.monotonic() + timeout_s)
+            self._sock.settimeout(_left_s(deadline))
+            reply = protocol.receive_reply(self._sock, deadline)
             if not isinstance(reply, (wanted, protocol.Failed)):
                 raise protocol.ProtocolError(f"{type(reply).__name__} is no answer")
         except (OSError, EOFError, HeadstartError) as error:
@@ -300,34 +302,38 @@ class NodeClient:
     def _is_answered(self, deadline: float) -> bool:
         """Whether something comes by then, be it the end of the connection."""
         assert self._sock is not None
-        self._sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        is_over = deadline <= time.monotonic()
+        self._sock.settimeout(0.0 if is_over else _left_s(deadline))
         try:
             self._sock.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return False
         except OSError:
             pass  # whoever reads finds out
         return True
 
-    def _settle(self, deadline: float | None = None) -> bool:
-        """Take the answer that was not waited for and give back what it gives; False: not yet.
+    def _settle(self, *, is_urgent: bool = False) -> bool:
+        """Take the answer that was not waited for and give back what it gives; False: not there.
 
-        The next answer would be taken for it. `deadline`: of waiting for it.
+        The next answer would be taken for it. It is waited for as long as any other, or not at all
+        by who `is_urgent`: a node that hangs costs one wait and not one a request.
         """
         if self._owed is None:
             return True
-        if deadline is not None and not self._is_answered(deadline):
+        ticket, word, asked_at = self._owed
+        deadline = asked_at + self._limits.ask_s
+        now = time.monotonic()
+        if is_urgent and not self._is_answered(now):
+            if now >= deadline:
+                self._fail(TimeoutError("it has not answered a look-up"))
             return False
-        (ticket, word), self._owed = self._owed, None
-        question = protocol.Release(ticket)
-        reply = self._receive(question, protocol.Promoted, self._limits.ask_s)
-        if self._sock is None:
-            return False
+        self._owed = None
+        reply = self._receive(protocol.Release(ticket), protocol.Promoted, deadline)
         if reply is not None and (reply.pending or reply.num_ready):
             self._release(ticket, word, self._board)
-        else:
+        elif self._sock is not None:
             self._free_words.append(word)
-        return True
+        return self._sock is not None
 
     def _tell(self, message: protocol.Request) -> None:
         if self._sock is not None:
@@ -348,6 +354,10 @@ class NodeClient:
         self.close()
         self._down_until = self._clock() + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._limits.max_retry_s)
+
+
+def _left_s(deadline: float) -> float:
+    return max(1e-3, deadline - time.monotonic())
 
 
 def command(path: Path, message: protocol.Request, timeout_s: float) -> protocol.Reply:

@@ -127,24 +127,34 @@ class Device:
             return False
         target = memoryview(mmap.mmap(-1, align_up(chain.block_nbytes)))
 
+        def is_alone() -> bool:
+            return not (self._transfer.queued_nbytes or self._transfer.reading_nbytes)
+
         def done(outcomes: list[Outcome]) -> None:
             seconds = max(1e-6, self._clock() - started)
-            self._probed(chain.block_nbytes, seconds, is_good=outcomes == [Outcome.DONE])
+            self._probed(
+                chain.block_nbytes,
+                seconds,
+                is_good=outcomes == [Outcome.DONE],
+                is_alone=was_alone and is_alone(),
+            )
 
+        was_alone = is_alone()
         batch = self._tier.begin_probe(chain, [target])
         self._num_probes += 1
         started = self._clock()
-        self._transfer.read(batch, done)
+        self._transfer.read(batch, done, deadline=-math.inf)
         return True
 
-    def _probed(self, nbytes: int, seconds: float, *, is_good: bool) -> None:
+    def _probed(self, nbytes: int, seconds: float, *, is_good: bool, is_alone: bool) -> None:
+        """A probe is over. Beside other work its time says little of the device."""
         now = self._clock()
         with self._lock:
             self._is_probing = False
             is_first = is_good and self._model.num_observed < _NUM_FIRST
             rest_s = 0.0 if is_first else max(_REST_S, _REST_RATIO * seconds)
             self._next_probe_at = now + min(_MAX_REST_S, rest_s)
-            ratio = self._lateness(nbytes, seconds) if is_good else 1.0
+            ratio = self._lateness(nbytes, seconds) if is_good and is_alone else 1.0
             if is_good:
                 self._model.observe(nbytes, seconds)
             if self._breaker.read(ratio=ratio, is_good=is_good, now=now):
@@ -162,7 +172,7 @@ class Device:
             if self._breaker.is_open or now - sample.seconds < self._closed_at:
                 return  # what it took while the device was ill says nothing about later
             ratio = 1.0
-            if sample.nbytes and sample.is_good and sample.seconds > 0.0:
+            if sample.nbytes > 0 and sample.is_good and sample.seconds > 0.0:
                 ratio = self._lateness(sample.nbytes, sample.seconds)
                 self._model.observe(sample.nbytes, sample.seconds)
             opened = self._breaker.read(ratio=ratio, is_good=sample.is_good, now=now)

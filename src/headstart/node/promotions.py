@@ -19,7 +19,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 
 from headstart.lease import Lease
 from headstart.node.board import Phase
@@ -85,7 +86,10 @@ class Promotions:
         """First block that is not in memory -> the promotion that reads it."""
         self._is_closing = False
         self._lock = threading.Lock()
-        self._jobs: SimpleQueue[tuple[Promotion, BlockKey] | None] = SimpleQueue()
+        self._jobs: PriorityQueue[tuple[float, int, Promotion | None, BlockKey]] = PriorityQueue()
+        """By deadline, then in order of arrival."""
+        self._num_jobs = count()
+        self._num_busy = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"headstart-promote-{n}", daemon=True)
             for n in range(num_threads)
@@ -97,6 +101,11 @@ class Promotions:
     def num_waiting(self) -> int:
         """Promotions that wait for the budget."""
         return len(self._waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether every thread reads: the next read waits for one, however urgent it is."""
+        return self._num_busy >= len(self._threads)
 
     def start(
         self, chain: KeyChain, tell: Tell, timeout_s: float = 0.0, deadline: float = math.inf
@@ -166,7 +175,7 @@ class Promotions:
         with self._lock:
             self._is_closing = True
         for _ in self._threads:
-            self._jobs.put(None)
+            self._put(None, math.inf, BlockKey(b""))
         deadline = time.monotonic() + self._timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -185,16 +194,25 @@ class Promotions:
         with self._lock:
             reader = self._readers.get(key)
             if reader is not None:
+                reader.deadline = min(reader.deadline, promotion.deadline)
                 reader._joined.append((promotion, _num_shared(reader.chain, chain)))
                 return
             self._readers[key] = promotion
-        self._jobs.put((promotion, key))
+        self._put(promotion, promotion.deadline, key)
+
+    def _put(self, promotion: Promotion | None, deadline: float, key: BlockKey) -> None:
+        self._jobs.put((deadline, next(self._num_jobs), promotion, key))
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            promotion, key = job
+        while True:
+            _, _, promotion, key = self._jobs.get()
+            if promotion is None:
+                return
+            with self._lock:
+                self._num_busy += 1
             self._load(promotion, promotion.chain, promotion.timeout_s)
             with self._lock:
+                self._num_busy -= 1
                 del self._readers[key]
                 joined, promotion._joined = promotion._joined, []
             for other, _ in joined:
@@ -224,7 +242,7 @@ class Promotions:
                     timeout_s=timeout_s,
                     go_on=lambda ready, tier: self._go_on(promotion, ready, tier),
                     may_read=self._may_read,
-                    deadline=promotion.deadline,
+                    deadline=lambda: promotion.deadline,
                 )
                 if self._on_load is not None:
                     self._on_load(lease)

@@ -44,7 +44,7 @@ from headstart.node.protocol import (
     Reserved,
     Unclaim,
 )
-from headstart.planner import Held, Prompt, Reason, plan
+from headstart.planner import MAX_SHARE, Held, Prompt, Reason, plan
 from headstart.store import PrefixStore
 from headstart.types import BlockKey, KeyChain, NamespaceId
 
@@ -169,7 +169,7 @@ class Sessions:
         if plan is not None:
             needed_s = plan.load_s + plan.hedge_s
             timeout_s = min(_MAX_READ_S, _PATIENCE * needed_s)
-            deadline = self._clock() + needed_s
+            deadline = self._clock() + _busy_s(asked.asked) + needed_s
         promotion = self._promotions.start(chain.run(0, wanted), tell, timeout_s, deadline)
         with self._lock:
             # In this order: it may end in between, and then its lease is there.
@@ -192,9 +192,11 @@ class Sessions:
         engine = EngineCosts(**msgspec.structs.asdict(asked.costs))
         most = self._promotions.max_blocks(chain.block_nbytes)
         waiting_nbytes = self._promotions.waiting_nbytes()
-        busy_s = max(0.0, asked.busy_s)
-        # No later one is worth it, so what is read later than that will not be waited for.
-        deadline = self._clock() + busy_s + prompt.recompute_s(engine)
+        busy_s = _busy_s(asked)
+        # Its own will not be later, so what is read later than that does not go first; but the
+        # threads that read take no heed of it while all of them do.
+        latest_s = busy_s + prompt.recompute_s(engine) * (1.0 + MAX_SHARE)
+        deadline = math.inf if self._promotions.is_busy else self._clock() + latest_s
         held: list[Held] = []
         is_broken = False
         for tier, count in by_tier.items():
@@ -339,6 +341,11 @@ class Sessions:
         self._end_leases(session, list(session.leases))
         self._abandon(session, list(session.reservations))
         self._sessions.pop(session.token, None)
+
+
+def _busy_s(asked: Asked | None) -> float:
+    """How long the engine computes for others first."""
+    return 0.0 if asked is None else max(0.0, asked.busy_s)
 
 
 def make_chain(

@@ -62,7 +62,6 @@ from headstart.testing.contract import (  # noqa: E402
 )
 from headstart.testing.dict_harness import DictHarness  # noqa: E402
 from headstart.testing.dict_tier import DictTier  # noqa: E402
-from headstart.testing.faults import CountingTier, Fault, FaultyTier  # noqa: E402
 from headstart.testing.harness import (  # noqa: E402
     BLOCK_NBYTES,
     MAX_SKIPS,
@@ -74,6 +73,7 @@ from headstart.testing.harness import (  # noqa: E402
 )
 from headstart.testing.rig import TierRig  # noqa: E402
 from headstart.testing.stateful import tier_state_machine  # noqa: E402
+from headstart.tiers.faults import CountingTier, Fault, FaultyTier  # noqa: E402
 
 __all__ = [
     "BLOCK_NBYTES",

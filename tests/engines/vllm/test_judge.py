@@ -90,7 +90,9 @@ def rig(make):
 def promise(num_blocks=10, *, load_s=0.1, hedge_s=0.02, planned=True, load_all_s=None):
     plan = Planned(num_blocks, "load", load_s, load_all_s or load_s, 0.001, hedge_s)
     by_tier = {"memory": 0, "file": 10}
-    return SimpleNamespace(plan=plan if planned else None, num_held=10, by_tier=by_tier)
+    return SimpleNamespace(
+        plan=plan if planned else None, num_held=10, by_tier=by_tier, is_late=False
+    )
 
 
 # ------------------------------------------------------------------------------------------- asking
@@ -140,6 +142,13 @@ def test_a_shadow_request_says_how_well_its_time_was_predicted(make):
     assert verdict.predicted_prefill_s == pytest.approx(0.16, rel=0.01)
     assert verdict.actual_prefill_s == pytest.approx(0.2)
     assert verdict.regret_s == 0.0
+
+
+def test_a_look_up_that_took_too_long_is_no_miss_in_the_log(rig):
+    record = rig.add("one")
+    record.found = SimpleNamespace(plan=None, num_held=0, by_tier={}, is_late=True)
+    (verdict,) = rig.step(1.0, 0.2, {"one": 160})
+    assert (verdict.reason, verdict.found_tokens) == ("late look-up", 0)
 
 
 def test_half_of_what_others_need_is_told_to_the_node(make, rig):
@@ -232,7 +241,7 @@ def test_those_that_overtake_are_charged(rig):
 
 
 def test_a_miss_is_computed_and_said_to_be_one(rig):
-    miss = SimpleNamespace(plan=None, num_held=0, by_tier={"memory": 0})
+    miss = SimpleNamespace(plan=None, num_held=0, by_tier={"memory": 0}, is_late=False)
     rig.add("one", promise=miss)
     (decided,) = rig.step(1.0, 0.16, {"one": 160})
     assert (decided.request_id, decided.prompt_tokens, decided.reason) == ("one", 160, "miss")

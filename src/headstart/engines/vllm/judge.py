@@ -94,13 +94,14 @@ class Judge:
         prompt, costs = self._prompt(record, num_local), self._pace.costs
         whole_s = self._prompt(record, 0).recompute_s(costs)
         step_s = self._step_s(record, others)
+        at_start = min(record.promise.by_tier.get("memory", 0), plan.num_blocks)
         progress = Progress(
             planned=plan.num_blocks,
-            at_start=record.promise.by_tier.get("memory", 0),
+            at_start=at_start,
             ready=ready,
             load_s=plan.load_s,
             elapsed_s=now - record.promoted_at,
-            moved_s=record.moved_at - record.promoted_at if ready else 0.0,
+            moved_s=record.moved_at - record.promoted_at if ready > at_start else 0.0,
         )
         wait = Wait(
             ready=ready,
@@ -178,6 +179,8 @@ class Judge:
             best_load_s = plan.load_all_s + speed * prompt.prefill_s(costs, num_held)
         size = self._shape.block_size
         reason = "shadow" if record.is_shadow else "always" if num_held else "miss"
+        if found is not None and found.is_late:
+            reason = "late look-up"
         return protocol.Decided(
             request_id=str(record.request.request_id),
             prompt_tokens=int(record.told["prompt_tokens"]),

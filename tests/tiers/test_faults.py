@@ -9,7 +9,7 @@ import pytest
 
 from headstart.testing import CountingTier, DictHarness, Fault, FaultyTier, TierRig
 from headstart.testing.bounds import run_bounded
-from headstart.testing.faults import STALL_MAX_S, Phase, by_time
+from headstart.tiers.faults import STALL_MAX_S, Phase, by_time
 from headstart.types import Outcome
 
 DONE, FAILED, MISS = Outcome.DONE, Outcome.FAILED, Outcome.MISS
@@ -109,8 +109,8 @@ def test_phases_come_and_go_by_time():
     assert forever.latency_s == STALL_MAX_S
 
 
-def test_bandwidth_is_of_all_io_together(rig, slept, monkeypatch):
-    monkeypatch.setattr("headstart.testing.faults.time.monotonic", lambda: 50.0)
+def test_bandwidth_is_of_all_io_together(rig, slept):
+    rig.tier._clock = lambda: 50.0
     rig.tier.schedule = lambda number: Fault(bytes_per_s=1e6)
     assert not rig.tier.suffer(500_000)
     assert not rig.tier.suffer(250_000)

@@ -81,7 +81,7 @@ def by_time(
 
 
 class _Wrapped:
-    """A tier that delegates to `inner` and passes every batch through `_wrap`."""
+    """A tier that delegates to `inner` and passes every batch, and its bytes, through `_wrap`."""
 
     def __init__(self, inner: Tier) -> None:
         self.inner = inner
@@ -90,14 +90,14 @@ class _Wrapped:
     def name(self) -> str:
         return self.inner.name
 
-    def _wrap(self, batch: Batch) -> Batch:
+    def _wrap(self, batch: Batch, nbytes: int) -> Batch:
         raise NotImplementedError
 
     def begin_read(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
-        return self._wrap(self.inner.begin_read(chain, targets))
+        return self._wrap(self.inner.begin_read(chain, targets), _nbytes(chain))
 
     def begin_write(self, chain: KeyChain, sources: Sequence[memoryview]) -> Batch:
-        return self._wrap(self.inner.begin_write(chain, sources))
+        return self._wrap(self.inner.begin_write(chain, sources), _nbytes(chain))
 
     def open_namespace(self, namespace: Namespace) -> None:
         self.inner.open_namespace(namespace)
@@ -130,6 +130,10 @@ class _Wrapped:
         self.inner.close()
 
 
+def _nbytes(chain: KeyChain) -> int:
+    return len(chain) * chain.block_nbytes
+
+
 class FaultyTier(_Wrapped):
     """`inner`, slow, stalling or failing as told. Thread-safe.
 
@@ -143,9 +147,10 @@ class FaultyTier(_Wrapped):
         schedule: Schedule = healthy,
         *,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(inner)
-        self.schedule = schedule
+        self.schedule, self._clock = schedule, clock
         self.num_stalled = 0
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -156,11 +161,13 @@ class FaultyTier(_Wrapped):
         self._free_at = float("-inf")
 
     def sample(self) -> KeyChain | None:
+        """As the inner tier."""
         return self.inner.sample() if isinstance(self.inner, Sampled) else None
 
     def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """As the inner tier."""
         assert isinstance(self.inner, Sampled)
-        return self._wrap(self.inner.begin_probe(chain, targets))
+        return self._wrap(self.inner.begin_probe(chain, targets), _nbytes(chain))
 
     def stall(self) -> None:
         """Let every I/O that starts from now on wait for `resume()`, at most `STALL_MAX_S`."""
@@ -171,6 +178,7 @@ class FaultyTier(_Wrapped):
         self._flowing.set()
 
     def stats(self) -> TierStats:
+        """As the inner tier."""
         stats = self.inner.stats()
         return replace(stats, num_failed=stats.num_failed + self._num_failed)
 
@@ -178,7 +186,7 @@ class FaultyTier(_Wrapped):
         """Wait as long as the next I/O of the schedule must; True when it then fails."""
         with self._lock:
             fault = self.schedule(self._num_ios)
-            now = time.monotonic()
+            now = self._clock()
             self._free_at = max(now, self._free_at) + nbytes / fault.bytes_per_s
             wait_s = fault.latency_s + self._free_at - now
             self._num_ios += 1
@@ -196,15 +204,17 @@ class FaultyTier(_Wrapped):
         with self._lock:
             self._num_failed += num_blocks
 
-    def _wrap(self, batch: Batch) -> Batch:
-        return _FaultyBatch(self, batch)
+    def _wrap(self, batch: Batch, nbytes: int) -> Batch:
+        return _FaultyBatch(self, batch, nbytes)
 
 
 class _FaultyBatch:
     """A batch whose I/O goes through `FaultyTier.suffer` first."""
 
-    def __init__(self, tier: FaultyTier, inner: Batch) -> None:
+    def __init__(self, tier: FaultyTier, inner: Batch, nbytes: int) -> None:
         self.tier, self.inner = tier, inner
+        self.io_nbytes = nbytes // max(1, len(inner))
+        """On average: how an inner batch divides them is its own affair."""
         self.failed: set[int] = set()
 
     @property
@@ -215,7 +225,7 @@ class _FaultyBatch:
         return len(self.inner)
 
     def run(self, index: int) -> None:
-        if self.tier.suffer(self.item_nbytes):
+        if self.tier.suffer(self.io_nbytes):
             self.failed.add(index)
         else:
             self.inner.run(index)
@@ -249,16 +259,19 @@ class CountingTier(_Wrapped):
         self._num_running = 0
 
     def lookup(self, keys: Sequence[BlockKey]) -> int:
+        """As the inner tier."""
         with self._lock:
             self.num_lookups += 1
         return self.inner.lookup(keys)
 
     def sample(self) -> KeyChain | None:
+        """As the inner tier."""
         return self.inner.sample() if isinstance(self.inner, Sampled) else None
 
     def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """As the inner tier."""
         assert isinstance(self.inner, Sampled)
-        return self._wrap(self.inner.begin_probe(chain, targets))
+        return self._wrap(self.inner.begin_probe(chain, targets), _nbytes(chain))
 
     def enter(self) -> None:
         """An I/O starts."""
@@ -277,7 +290,7 @@ class CountingTier(_Wrapped):
         with self._lock:
             self.num_finished += 1
 
-    def _wrap(self, batch: Batch) -> Batch:
+    def _wrap(self, batch: Batch, nbytes: int) -> Batch:
         with self._lock:
             self.num_begun += 1
         return _CountedBatch(self, batch)
