@@ -41,6 +41,24 @@ class WrappedHarness(DictHarness):
         super().damage(tier.inner, key, damage, donor)
 
 
+class CountedHarness(DictHarness):
+    """The dictionary, counted."""
+
+    def make(self) -> Tier:
+        return CountingTier(super().make())
+
+    def reopen(self, tier: Tier, ending: Ending) -> Tier:
+        return CountingTier(super().reopen(tier, ending))
+
+
+class TestCountingTier(TierContract):
+    tier_class = CountingTier
+
+    @pytest.fixture
+    def harness(self) -> TierHarness:
+        return CountedHarness()
+
+
 class TestFaultyTier(TierContract):
     tier_class = FaultyTier
 
