@@ -89,7 +89,7 @@ class Judge:
             return False
         if plan is None:
             return unmoved_s < self._options.stall
-        if unmoved_s >= max(self._options.stall, plan.load_s / 2):
+        if unmoved_s >= max(self._options.stall, plan.load_s):
             return False
         prompt, costs = self._prompt(record, num_local), self._pace.costs
         whole_s = self._prompt(record, 0).recompute_s(costs)
