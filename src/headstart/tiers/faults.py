@@ -93,13 +93,6 @@ class _Wrapped:
     def _wrap(self, batch: Batch, nbytes: int) -> Batch:
         raise NotImplementedError
 
-    def sample(self) -> KeyChain | None:
-        return self.inner.sample() if isinstance(self.inner, Sampled) else None
-
-    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
-        assert isinstance(self.inner, Sampled)
-        return self._wrap(self.inner.begin_probe(chain, targets), _nbytes(chain))
-
     def begin_read(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
         return self._wrap(self.inner.begin_read(chain, targets), _nbytes(chain))
 
@@ -166,6 +159,15 @@ class FaultyTier(_Wrapped):
         self._num_ios = 0
         self._num_failed = 0
         self._free_at = float("-inf")
+
+    def sample(self) -> KeyChain | None:
+        """As the inner tier."""
+        return self.inner.sample() if isinstance(self.inner, Sampled) else None
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """As the inner tier."""
+        assert isinstance(self.inner, Sampled)
+        return self._wrap(self.inner.begin_probe(chain, targets), _nbytes(chain))
 
     def stall(self) -> None:
         """Let every I/O that starts from now on wait for `resume()`, at most `STALL_MAX_S`."""
@@ -261,6 +263,15 @@ class CountingTier(_Wrapped):
         with self._lock:
             self.num_lookups += 1
         return self.inner.lookup(keys)
+
+    def sample(self) -> KeyChain | None:
+        """As the inner tier."""
+        return self.inner.sample() if isinstance(self.inner, Sampled) else None
+
+    def begin_probe(self, chain: KeyChain, targets: Sequence[memoryview]) -> Batch:
+        """As the inner tier."""
+        assert isinstance(self.inner, Sampled)
+        return self._wrap(self.inner.begin_probe(chain, targets), _nbytes(chain))
 
     def enter(self) -> None:
         """An I/O starts."""
