@@ -20,9 +20,9 @@ stops it computes the rest, so its first token comes at
 
 for every behaviour of the tiers, plus the time between two polls, as far as `T` is right. What is
 saved is counted at the low end of the engine's uncertainty. The hedge is what the plan itself needs
-to be followed, a tenth more, and up to `SLACK` of the time to recompute. It is never more than a
-share of that time: `MIN_SHARE` where a model is a guess, up to `MAX_SHARE` where both are sure. A
-plan of which a tier needs more than its share is not made.
+to be followed, more by a tenth or by twice the tier's uncertainty, and up to `SLACK` of the time to
+recompute. It is never more than a share of that time: `MIN_SHARE` where a model is a guess, up to
+`MAX_SHARE` where both are sure. A plan of which a tier needs more than its share is not made.
 """
 
 from __future__ import annotations
@@ -140,10 +140,11 @@ def plan(prompt: Prompt, held: Sequence[Held], engine: EngineCosts, *, busy_s: f
         if part.costs is not None:
             sure = _trust(part.costs.uncertainty) * _certainty(engine.uncertainty)
             share_s = recompute_s * (MIN_SHARE + (MAX_SHARE - MIN_SHARE) * sure)
-            part_s = _MARGIN * _exposure_s(prompt, part, engine, start, load_s - busy_s)
+            exposure_s = _exposure_s(prompt, part, engine, start, load_s - busy_s)
             # By its own share: that of a faster tier, of which more is known, is not for this one.
-            is_within = is_within and part_s <= share_s
-            most_s, needed_s = max(most_s, share_s), max(needed_s, part_s)
+            is_within = is_within and _MARGIN * exposure_s <= share_s
+            margin = max(_MARGIN, 1.0 + 2.0 * part.costs.uncertainty)
+            most_s, needed_s = max(most_s, share_s), max(needed_s, margin * exposure_s)
             load_s += part.costs.read_s((part.num_blocks - start) * prompt.block_nbytes)
         start = part.num_blocks
         total_s = max(0.0, load_s - busy_s) + recompute_s - prompt.saved_s(engine, start)

@@ -168,6 +168,10 @@ class Transfer:
         with self._lock:
             return sum(ticket._nbytes for ticket in self._unfinished)
 
+    def num_at_once(self, item_nbytes: int) -> int:
+        """Items of this size in flight: two more than the device needs, which are verified."""
+        return min(len(self._threads), self.inflight_nbytes // max(1, item_nbytes) + 2)
+
     def ahead_nbytes(self, deadline: float) -> int:
         """Bytes still to be read before a read with this deadline."""
         with self._lock:
@@ -214,7 +218,7 @@ class Transfer:
                     self._moved_at = ticket._accepted_at
                 self._unfinished.add(ticket)
                 insort(self._reads, ticket, key=lambda each: each.deadline)
-                self._changed.notify(max(2, self.inflight_nbytes // max(1, batch.item_nbytes)))
+                self._changed.notify(self.num_at_once(batch.item_nbytes))
                 return ticket
         ticket._finish()
         return ticket
@@ -291,11 +295,9 @@ class Transfer:
     def _pick(self) -> Ticket | None:
         """A ticket with work for one more thread, counted as running."""
         ticket = self._reads[0] if self._reads else self._write
-        if ticket is None or ticket._exhausted:
-            return None
-        nbytes = ticket._batch.item_nbytes
-        # Two more than the device needs: they verify what they read while the others read.
-        if self._running_nbytes > self.inflight_nbytes + nbytes:
+        nbytes = 0 if ticket is None else ticket._batch.item_nbytes
+        is_full = self._running_nbytes > self.inflight_nbytes + nbytes
+        if ticket is None or ticket._exhausted or is_full:
             return None
         ticket._num_workers += 1
         self._running_nbytes += nbytes

@@ -46,57 +46,57 @@ def stalled(rig, wait_for):
 
 def test_a_read_teaches_what_reads_take(rig):
     rig.teach(SLOW)
-    expected = rig.device.costs().read_s(4 * BLOCK)
+    expected = rig.device.costs(BLOCK).read_s(4 * BLOCK)
     assert 0.199 < expected < 0.3
     assert rig.state.num_observed == 4
     rig.io(FAST)
     for _ in range(12):
         rig.read("abcd")
-    assert 0.0039 < rig.device.costs().read_s(4 * BLOCK) < 0.008, "it has become fast"
+    assert 0.0039 < rig.device.costs(BLOCK).read_s(4 * BLOCK) < 0.008, "it has become fast"
 
 
 def test_a_device_that_became_slower_is_believed_at_once(rig):
     rig.teach()
-    before = rig.device.costs().read_s(4 * BLOCK)
+    before = rig.device.costs(BLOCK).read_s(4 * BLOCK)
     rig.io(Fault(latency_s=0.008))
     rig.read("abcd")
-    assert rig.device.costs().read_s(4 * BLOCK) > 6 * before
+    assert rig.device.costs(BLOCK).read_s(4 * BLOCK) > 6 * before
 
 
 def test_what_is_being_read_and_what_waits_is_ahead_of_a_new_read(rig, soon):
     rig.teach()
-    assert rig.device.costs().ahead_nbytes == 0
+    assert rig.device.costs(BLOCK).ahead_nbytes == 0
     rig.slow.stall()
     batch = rig.counted.begin_read(chain("abcd"), [memoryview(bytearray(BLOCK))] * 4)
     ticket = rig.transfer.read(batch, nbytes=4 * BLOCK)
-    assert rig.device.costs().ahead_nbytes == 4 * BLOCK
-    costs = rig.device.costs(2 * BLOCK)
+    assert rig.device.costs(BLOCK).ahead_nbytes == 4 * BLOCK
+    costs = rig.device.costs(BLOCK, 2 * BLOCK)
     assert (costs.ahead_nbytes, costs.lag_nbytes) == (6 * BLOCK, BLOCK)
     ticket.cancel()
     rig.slow.resume()
     assert ticket.wait(SOON)
-    assert rig.device.costs().ahead_nbytes == 0
+    assert rig.device.costs(BLOCK).ahead_nbytes == 0
 
 
 def test_a_read_that_failed_teaches_no_speed(rig):
     rig.teach(SLOW)
-    before = rig.device.costs().read_s(4 * BLOCK)
+    before = rig.device.costs(BLOCK).read_s(4 * BLOCK)
     rig.io(BAD)
     rig.read("abcd")
     rig.io(SLOW)
     rig.read("abcd")
     assert rig.state.breaker == "closed"
-    assert rig.device.costs().read_s(4 * BLOCK) == pytest.approx(before, rel=0.2)
+    assert rig.device.costs(BLOCK).read_s(4 * BLOCK) == pytest.approx(before, rel=0.2)
     assert rig.state.num_observed == 5, "what the medium refused says nothing of its speed"
 
 
 def test_blocks_that_went_meanwhile_were_not_read_fast(rig, monkeypatch):
     rig.teach(SLOW)
-    before = rig.device.costs().read_s(16 * BLOCK)
+    before = rig.device.costs(BLOCK).read_s(16 * BLOCK)
     monkeypatch.setattr(rig.counted, "lookup", len)
     for _ in range(4):
         assert rig.read("abcd" + "x" * 12) == 4
-    assert rig.device.costs().read_s(16 * BLOCK) > 0.6 * before
+    assert rig.device.costs(BLOCK).read_s(16 * BLOCK) > 0.6 * before
 
 
 def test_a_read_that_takes_no_time_is_a_read(rig):
@@ -115,7 +115,7 @@ def test_a_stall_opens_the_breaker_and_who_waits_goes_on(rig, soon):
     assert stalled(rig, soon) == 0
     state = rig.state
     assert (state.breaker, state.num_opened) == ("stall", 1)
-    assert rig.device.costs() is None
+    assert rig.device.costs(BLOCK) is None
     assert not rig.devices.may_read("file")
 
 
@@ -177,7 +177,7 @@ def test_a_device_that_comes_back_slow_is_known_as_slow(rig, soon):
     while rig.device.is_open:
         assert rig.tick(after_s=1.0) == 1
         assert rig.state.num_probes < 10
-    assert rig.device.costs().read_s(BLOCK) > 0.39
+    assert rig.device.costs(BLOCK).read_s(BLOCK) > 0.39
 
 
 def test_two_failed_reads_open_it_and_failed_probes_keep_it_open_ever_more_seldom(rig):

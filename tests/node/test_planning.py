@@ -12,6 +12,7 @@ from device_rig import Clock
 from headstart.keys import BlockLayout, Namespace, keys_from_hashes
 from headstart.node import protocol
 from headstart.testing import Fault
+from node_process import wait_for
 
 SOON = 20.0
 BLOCK = 64 << 10
@@ -52,6 +53,7 @@ class Tier:
         self.clock.skip(after_s)
         before = self.device.state().num_probes
         self.device.tick()
+        wait_for(lambda: self.world.slow.num_stalled or not self.device._is_probing)
         return self.device.state().num_probes - before
 
 
@@ -200,7 +202,8 @@ def test_a_tier_that_became_slow_is_declined_probed_and_used_again(world, tier, 
         num_probes += tier.probe()
         assert num_probes < 20
     assert num_probes
-    assert begun < world.counted.num_begun <= begun + num_probes + 1
+    at_once = tier.transfer.num_at_once(BLOCK)
+    assert begun < world.counted.num_begun <= begun + at_once * num_probes + 1
     assert ask(asked=asked).poll() == (True, 8)
     assert not tier.device.is_open, "a breaker is for more than this"
 

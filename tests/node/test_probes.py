@@ -18,7 +18,7 @@ def test_a_device_of_which_nothing_is_known_is_probed_three_times_and_then_left_
     assert [rig.tick() for _ in range(4)] == [1, 1, 1, 0]
     assert sum(rig.tick(after_s=100.0) for _ in range(20)) == 0, "it is healthy, nobody asked"
     assert rig.state.num_observed == 3
-    assert rig.device.costs().read_s(BLOCK) < 0.002, "better than the guess of before"
+    assert rig.device.costs(BLOCK).read_s(BLOCK) < 0.002, "better than the guess of before"
 
 
 def test_a_tier_that_holds_blocks_at_start_is_probed_before_anybody_asks(make_rig):
@@ -80,6 +80,52 @@ def test_a_probe_that_cannot_be_begun_is_not_the_last(rig, monkeypatch):
     assert rig.tick(after_s=5.0) == 1
 
 
+def test_probes_read_as_many_blocks_as_requests_have_in_flight_once_something_is_known(make_rig):
+    """What a device gives to a single one, out of a burst that it allows, is not what they get."""
+    rig = make_rig(num_threads=8)
+    rig.put("abcd", "xy")
+    assert rig.device.costs(BLOCK).lag_nbytes == 3 * BLOCK
+    before = rig.counted.num_begun
+    begun = []
+    for _ in range(3):
+        assert rig.tick(after_s=3.0) == 1
+        begun.append(rig.counted.num_begun - before)
+    assert begun == [1, 4, 7]
+    assert [nbytes for nbytes, _ in rig.device._model._recent] == [BLOCK, 3 * BLOCK, 3 * BLOCK]
+    assert rig.device.costs(BLOCK).ahead_nbytes == 0
+
+
+def test_blocks_of_a_probe_that_cannot_be_begun_are_given_back(make_rig, monkeypatch):
+    rig = make_rig(num_threads=8)
+    rig.put("abcd")
+    assert rig.tick() == 1
+    begin, chains = rig.counted.begin_probe, []
+
+    def refused(chain, targets):
+        chains.append(chain)
+        if len(chains) == 2:
+            raise OSError("too many open files")
+        return begin(chain, targets)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.counted, "begin_probe", refused)
+        with pytest.raises(OSError, match="too many"):
+            rig.device.tick()
+    rig.file.index.check_invariants()
+    assert rig.file.discard(chain("a").keys) == 4, "nothing is pinned"
+    assert not rig.device._is_probing
+
+
+def test_what_a_probe_reads_is_ahead_of_a_request(rig):
+    rig.put("abcd")
+    rig.slow.stall()
+    rig.device.tick()
+    assert rig.device.costs(BLOCK).ahead_nbytes == BLOCK
+    rig.slow.resume()
+    rig.settle()
+    assert rig.device.costs(BLOCK).ahead_nbytes == 0
+
+
 def test_the_time_to_choose_a_block_is_not_the_devices(rig, monkeypatch):
     """It grows with the number of blocks that a tier holds."""
     rig.put("abcd")
@@ -91,7 +137,7 @@ def test_the_time_to_choose_a_block_is_not_the_devices(rig, monkeypatch):
 
     monkeypatch.setattr(rig.counted, "sample", choose)
     assert [rig.tick() for _ in range(3)] == [1, 1, 1]
-    assert rig.device.costs().read_s(BLOCK) < 0.01
+    assert rig.device.costs(BLOCK).read_s(BLOCK) < 0.01
 
 
 def test_a_probe_is_nobodys_hit(rig):
@@ -134,4 +180,4 @@ def test_a_probe_that_breaks_the_model_opens_the_breaker_and_three_that_agree_cl
         assert rig.device.is_open
         assert rig.tick(after_s=6.0) == 1
     assert not rig.device.is_open
-    assert rig.device.costs().read_s(BLOCK) == pytest.approx(0.5, rel=0.1)
+    assert rig.device.costs(BLOCK).read_s(BLOCK) == pytest.approx(0.5, rel=0.1)

@@ -41,7 +41,7 @@ class Clock:
 class Rig:
     """A store above a file tier that reads a block after the other, and its device."""
 
-    def __init__(self, root, *, is_known=True):
+    def __init__(self, root, *, is_known=True, num_threads=1):
         self.clock = Clock()
         self.memory = MemoryTier(
             capacity_nbytes=32 * BLOCK, slab_nbytes=8 * BLOCK, huge_pages=False
@@ -49,7 +49,9 @@ class Rig:
         self.file = FileTier(FileTierOptions(root=root, capacity_nbytes=256 * BLOCK, durable=False))
         self.slow = FaultyTier(self.file, lambda number: FAST, sleep=self.clock.skip)
         self.counted = CountingTier(self.slow)
-        self.transfer = Transfer("test", num_threads=1, inflight_nbytes=BLOCK, clock=self.clock)
+        self.transfer = Transfer(
+            "test", num_threads=num_threads, inflight_nbytes=BLOCK, clock=self.clock
+        )
         self.store = PrefixStore(self.memory, [(self.counted, self.transfer)])
         if is_known:
             self.store.open_namespace(NAMESPACE)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from headstart.breaker import Breaker, Cause
 from headstart.costs import ReadCosts, ReadModel
-from headstart.tiers.base import Sampled, Tier
+from headstart.tiers.base import Batch, Sampled, Tier
 from headstart.transfer import ReadSample, Transfer
-from headstart.types import Outcome
+from headstart.types import KeyChain, Outcome
 from headstart.units import align_up
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Device:
         self._model, self._breaker = ReadModel(), Breaker()
         self._lock = threading.Lock()
         self._is_probing = False
+        self._probing_nbytes = 0
         self._num_probes = 0
         self._closed_at = float("-inf")
         self._wanted_until = self._next_probe_at = float("-inf")
@@ -69,8 +70,10 @@ class Device:
         """Whether its breaker is open: no request may read."""
         return self._breaker.is_open
 
-    def costs(self, waiting_nbytes: int = 0, deadline: float = math.inf) -> ReadCosts | None:
-        """What a read costs that is asked for now; None: none may be.
+    def costs(
+        self, block_nbytes: int, waiting_nbytes: int = 0, deadline: float = math.inf
+    ) -> ReadCosts | None:
+        """What a read of such blocks costs that is asked for now; None: none may be.
 
         It is behind so many bytes, and behind the reads whose deadlines are not later than its own.
         """
@@ -78,7 +81,8 @@ class Device:
             if self._breaker.is_open:
                 return None
             ahead_nbytes = self._transfer.ahead_nbytes(deadline) + waiting_nbytes
-            return self._model.costs(ahead_nbytes, self._transfer.inflight_nbytes)
+            lag_nbytes = self._transfer.num_at_once(block_nbytes) * block_nbytes
+            return self._model.costs(ahead_nbytes + self._probing_nbytes, lag_nbytes)
 
     def want(self) -> None:
         """A request would have liked to read from it, had it been faster."""
@@ -122,35 +126,59 @@ class Device:
         return self._model.num_observed < _NUM_FIRST or now < self._wanted_until
 
     def _probe(self) -> bool:
-        """Begin to read a held block; False when there is none."""
-        if not isinstance(self._tier, Sampled) or (chain := self._tier.sample()) is None:
+        """Begin to read held blocks; False when there are none.
+
+        As many as requests have in flight: what bursts give to a single one is not what they get.
+        The first one of all, and those that ask an ill device, are of one block.
+        """
+        if not isinstance(self._tier, Sampled) or (first := self._tier.sample()) is None:
             return False
-        target = memoryview(mmap.mmap(-1, align_up(chain.block_nbytes)))
+        chains, more = [first], self._transfer.num_at_once(first.block_nbytes) - 1
+        if self._model.num_observed and not self._breaker.is_open:
+            chains += [chain for _ in range(more) if (chain := self._tier.sample()) is not None]
+        nbytes = sum(chain.block_nbytes for chain in chains)
+        over: list[list[Outcome]] = []
 
         def is_alone() -> bool:
             return not (self._transfer.queued_nbytes or self._transfer.reading_nbytes)
 
         def done(outcomes: list[Outcome]) -> None:
-            seconds = max(1e-6, self._clock() - started)
-            self._probed(
-                chain.block_nbytes,
-                seconds,
-                is_good=outcomes == [Outcome.DONE],
-                is_alone=was_alone and is_alone(),
-            )
+            now = self._clock()
+            with self._lock:
+                over.append(outcomes)
+                is_last = len(over) == len(chains)
+            if is_last:
+                is_good = all(each == [Outcome.DONE] for each in over)
+                seconds, was_too = max(1e-6, now - started), was_alone and is_alone()
+                self._probed(nbytes, seconds, is_good=is_good, is_alone=was_too)
 
         was_alone = is_alone()
-        batch = self._tier.begin_probe(chain, [target])
+        batches = self._begin_probes(chains)
         self._num_probes += 1
+        self._probing_nbytes = nbytes
         started = self._clock()
-        self._transfer.read(batch, done, deadline=-math.inf)
+        for batch in batches:
+            self._transfer.read(batch, done, deadline=-math.inf)
         return True
+
+    def _begin_probes(self, chains: list[KeyChain]) -> list[Batch]:
+        assert isinstance(self._tier, Sampled)
+        batches: list[Batch] = []
+        try:
+            for chain in chains:
+                target = memoryview(mmap.mmap(-1, align_up(chain.block_nbytes)))
+                batches.append(self._tier.begin_probe(chain, [target]))
+        except BaseException:
+            for batch in batches:
+                batch.finish()
+            raise
+        return batches
 
     def _probed(self, nbytes: int, seconds: float, *, is_good: bool, is_alone: bool) -> None:
         """A probe is over. Beside other work its time says little of the device."""
         now = self._clock()
         with self._lock:
-            self._is_probing = False
+            self._is_probing, self._probing_nbytes = False, 0
             is_first = is_good and self._model.num_observed < _NUM_FIRST
             rest_s = 0.0 if is_first else max(_REST_S, _REST_RATIO * seconds)
             self._next_probe_at = now + min(_MAX_REST_S, rest_s)

@@ -201,7 +201,11 @@ class Sessions:
         is_broken = False
         for tier, count in by_tier.items():
             device = self._devices.by_tier.get(tier)
-            costs = None if device is None else device.costs(waiting_nbytes, deadline)
+            costs = (
+                None
+                if device is None
+                else device.costs(chain.block_nbytes, waiting_nbytes, deadline)
+            )
             if device is not None and costs is None:
                 is_broken = is_broken or count > by_tier["memory"]
                 continue
