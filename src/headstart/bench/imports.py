@@ -3,6 +3,8 @@
     headstart bench serve                                JSON, schema headstart.bench.serve/1
     vllm bench serve --save-result --save-detailed       JSON
     sglang.bench_serving --output-file --output-details  JSON lines, one a run
+    guidellm, output of kind json                        JSON, a list of runs
+    aiperf profile --export-level records                JSON lines, one a request
 
 What only tells averages cannot be compared, and is refused with the option that tells more.
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.bench import import_aiperf, import_guidellm
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
 
@@ -23,7 +26,7 @@ _MAX_ERROR = 200
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in a file, one but for JSON lines. Raises ConfigError."""
+    """The runs in a file: one, or as many as it has. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -40,16 +43,21 @@ def read_runs(path: Path) -> list[Run]:
                 documents.append(json.loads(line))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
-    return [check(_run(document, path), path) for document in documents]
+    if all(map(import_aiperf.is_record, documents)):
+        return [check(import_aiperf.run(documents, path), path)]
+    return [check(run, path) for document in documents for run in _runs(document, path)]
 
 
-def _run(document: Any, path: Path) -> Run:
+def _runs(document: Any, path: Path) -> list[Run]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: a run is a JSON object, not a {type(document).__name__}")
     if "schema" in document:
-        return _own(document, path)
+        return [_own(document, path)]
     if "ttfts" in document:
-        return _arrays(document, path)
+        return [_arrays(document, path)]
+    if import_guidellm.is_report(document):
+        return import_guidellm.runs(document, path)
+    import_aiperf.refuse(document, path)
     if "median_ttft_ms" in document:
         option = "--output-details" if "accept_length" in document else "--save-detailed"
         raise ConfigError(
@@ -58,7 +66,8 @@ def _run(document: Any, path: Path) -> Run:
     known = ", ".join(sorted(document)[:8])
     raise ConfigError(
         f"{path} is of no known tool (its keys: {known}); known: headstart bench serve, "
-        "vllm bench serve --save-detailed, sglang.bench_serving --output-details"
+        "vllm bench serve --save-detailed, sglang.bench_serving --output-details, guidellm's JSON, "
+        "aiperf's profile_export.jsonl"
     )
 
 

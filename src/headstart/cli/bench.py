@@ -11,6 +11,7 @@ import typer
 
 from headstart import render
 from headstart.cli.bench_serve import serve
+from headstart.cli.bench_workload import workload
 from headstart.cli.options import JsonTarget
 from headstart.units import format_nbytes, format_seconds, parse_nbytes
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Measure this machine, or a server.", no_args_is_help=True, rich_markup_mode=None
 )
 app.command(name="serve")(serve)
+app.command(name="workload")(workload)
 
 
 @app.command()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart import render
-from headstart.cli.options import JsonTarget
+from headstart.cli.load_options import SendOptions, TraceOptions
+from headstart.cli.options import JsonTarget, grouped
 
 if TYPE_CHECKING:
     from headstart.bench.drive import Pace, Target
@@ -24,7 +25,11 @@ ApiKey = Annotated[
     str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Where the server asks.")
 ]
 Workload = Annotated[
-    str, typer.Option(help="shared-prefix, multi-turn, rag, or unique (nothing to hit).")
+    str,
+    typer.Option(
+        help="shared-prefix, multi-turn, rag, unique (nothing to hit), or with --trace: trace, "
+        "agentic (sessions with pauses)."
+    ),
 ]
 Sessions = Annotated[int, typer.Option(min=1, help="Sessions, each with its own text.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")]
@@ -61,7 +66,10 @@ PrefixCache = Annotated[
 ]
 
 
+@grouped
 def serve(
+    traced: TraceOptions,
+    sending: SendOptions,
     url: Url = "http://127.0.0.1:8000",
     model: Model = "",
     api_key: ApiKey = "",
@@ -92,8 +100,8 @@ def serve(
 
     Exit code 1 when a request failed.
     """
-    from headstart.bench.drive import Pace, Target
-    from headstart.bench.load import Shape, fingerprint, hit_rate, make_load, salted
+    from headstart.bench.drive import Target
+    from headstart.bench.load import Shape, fingerprint, hit_rate, salted
     from headstart.bench.run import Run
 
     render.check_target(json)
@@ -109,10 +117,10 @@ def serve(
         vocabulary=vocabulary,
     )
     salt = secrets.token_hex(8) if salt is None else salt
-    asks = make_load(workload, shape)
+    asks = traced.asks(workload, shape)
     asked = salted(asks, salt, shape)
     target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
-    pace = Pace(rate=rate, concurrency=concurrency or (None if rate else 1), seed=seed)
+    pace = sending.pace(asks, rate, concurrency, seed)
     _warm_up(asks[:warm_up], target, shape)
     requests, seconds = _drive(asked, target, pace, workload)
     run = Run(
@@ -121,7 +129,7 @@ def serve(
         requests=tuple(requests),
         arm=arm,
         has_prefix_cache=prefix_cache,
-        pace={"rate": pace.rate, "concurrency": pace.concurrency, "think_s": think},
+        pace={**pace.told(), **traced.told(), "think_s": think},
         block_size=block_size,
         prompts=fingerprint(asks),
         simulated_hit_rate=hit_rate(asked, block_size),
@@ -133,19 +141,20 @@ def serve(
 
 def _warm_up(asks: list[Ask], target: Target, shape: Shape) -> None:
     """Let a server compile and allocate, with prompts that nobody asks again."""
-    from headstart.bench.drive import Pace, drive
+    from headstart.bench.drive import Pace
     from headstart.bench.load import salted
+    from headstart.bench.processes import send
 
     if asks:
-        thrown_away = salted(asks, secrets.token_hex(8), shape)
-        asyncio.run(drive(thrown_away, target, Pace(concurrency=1)))
+        at_once = [replace(ask, think_s=0.0) for ask in asks]
+        send(salted(at_once, secrets.token_hex(8), shape), target, Pace(concurrency=1))
 
 
 def _drive(asks: list[Ask], target: Target, pace: Pace, title: str) -> tuple[list[Request], float]:
-    from headstart.bench.drive import drive
+    from headstart.bench.processes import send
 
     with render.progress("bench serve") as progress:
-        return asyncio.run(drive(asks, target, pace, lambda done: progress(title, done, len(asks))))
+        return send(asks, target, pace, lambda done: progress(title, done, len(asks)))
 
 
 def _publish(run: Run, json: str | None) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -26,3 +30,39 @@ ConfigFile = Annotated[
         help="Settings file (TOML); by default the one HEADSTART_CONFIG names.",
     ),
 ]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters that are dataclasses stand for the fields of those.
+
+    Each field is an option, annotated as a parameter would be; the command gets the dataclass. So
+    commands share options without repeating them.
+    """
+    asked = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in asked.items() if is_dataclass(each.annotation)
+    }
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **given)
+
+    shown = [each for name, each in asked.items() if name not in groups]
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        shown += [_parameter(field, hints[field.name]) for field in fields(group)]
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return called
+
+
+def _parameter(field: Field[Any], annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if field.default is MISSING else field.default,
+        annotation=annotation,
+    )
