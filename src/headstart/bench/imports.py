@@ -5,6 +5,9 @@
     sglang.bench_serving --output-file --output-details  JSON lines, one a run
 
 What only tells averages cannot be compared, and is refused with the option that tells more.
+
+The first may hold the runs of several arms and phases: `file.json#arm` chooses an arm's and
+`file.json#arm/phase` those of one phase.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.bench.phases import Phase
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
 
@@ -23,13 +27,59 @@ _MAX_ERROR = 200
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in a file, one but for JSON lines. Raises ConfigError."""
+    """The runs in a file, in its order. Raises ConfigError.
+
+    One, but for JSON lines and for the campaigns of `bench serve`, of which the path may choose:
+    see the module. An arm without a phase is its `steady` one, if it has several.
+    """
+    file, selector = path, ""
+    if not path.exists() and "#" in str(path):
+        name, _, selector = str(path).rpartition("#")
+        file = Path(name)
+    runs = [run for document in _documents(file) for run in _runs(document, file)]
+    return [check(run, path) for run in (_chosen(runs, selector, path) if selector else runs)]
+
+
+def read_partners(path: Path) -> list[Run]:
+    """The same, where they can be partners of other runs: of one arm in one phase."""
+    runs = read_runs(path)
+    if len(kinds := {(run.arm, run.phase) for run in runs}) > 1:
+        raise ConfigError(
+            f"{path} has runs of several arms or phases: choose one, such as "
+            f"{path}#{_kind(*sorted(kinds)[0])}; there are: {_kinds(runs)}"
+        )
+    return runs
+
+
+def _chosen(runs: list[Run], selector: str, path: Path) -> list[Run]:
+    arm, _, phase = selector.partition("/")
+    found = [run for run in runs if run.arm == arm and phase in ("", run.phase)]
+    if not found:
+        raise ConfigError(f"{path}: there is no {selector!r}; there are: {_kinds(runs)}")
+    if len({run.phase for run in found}) == 1:
+        return found
+    steady = [run for run in found if run.phase == Phase.STEADY]
+    if not steady:
+        raise ConfigError(f"{path}: name one of its phases; there are: {_kinds(found)}")
+    return steady
+
+
+def _kinds(runs: list[Run]) -> str:
+    return ", ".join(dict.fromkeys(_kind(run.arm, run.phase) for run in runs))
+
+
+def _kind(arm: str, phase: str) -> str:
+    return f"{arm}/{phase}" if phase else arm or "(no arm)"
+
+
+def _documents(path: Path) -> list[Any]:
+    """What is in a file, one object but for JSON lines."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
-        documents = [json.loads(text)]
+        return [json.loads(text)]
     except ValueError as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
@@ -40,7 +90,19 @@ def read_runs(path: Path) -> list[Run]:
                 documents.append(json.loads(line))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
-    return [check(_run(document, path), path) for document in documents]
+    return documents
+
+
+def _runs(document: Any, path: Path) -> list[Run]:
+    """The runs of a campaign, or the one that a document is."""
+    is_own = isinstance(document, dict) and document.get("schema") == SCHEMA
+    if not is_own or "runs" not in document:
+        return [_run(document, path)]
+    if not isinstance(document["runs"], list):
+        raise ConfigError(f"{path}: runs is no list")
+    if not document["runs"]:
+        raise ConfigError(f"{path}: no run was made")
+    return [_run(each, path) for each in document["runs"]]
 
 
 def _run(document: Any, path: Path) -> Run:
