@@ -210,3 +210,22 @@ def test_a_document_needs_a_schema():
 def test_errors_of_several_lines_become_one(capsys):
     render.print_error(str(ConfigError("first\n  second\n\n")))
     assert capsys.readouterr().err == "headstart: first; second\n"
+
+
+def test_what_there_is_so_far_is_saved_whole(tmp_path):
+    path = tmp_path / "new" / "result.json"
+    for target in (None, "-", str(path)):
+        render.save({"schema": "x/1", "runs": [1]}, target)
+    render.save({"schema": "x/1", "runs": [1, 2]}, str(path))
+    assert json.loads(path.read_text())["runs"] == [1, 2]
+    assert [each.name for each in path.parent.iterdir()] == ["result.json"]
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    render.save({"schema": "x/1"}, str(link))
+    assert (link.is_symlink(), json.loads(path.read_text())) == (True, {"schema": "x/1"})
+    render.save({"schema": "x/1"}, "/dev/null")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        render.save({"schema": "x/1"}, "/proc/none/x")
+    with pytest.raises(ValueError, match="JSON"):
+        render.save({"schema": "x/1", "nan": float("nan")}, str(path))
+    assert json.loads(path.read_text()) == {"schema": "x/1"}, "what was there stays"

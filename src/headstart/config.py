@@ -143,6 +143,22 @@ def node_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
     }
 
 
+def own_node_environment(
+    settings: Settings, roots: Sequence[Path], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a node with these settings, but with its tiers in folders of its own.
+
+    Nothing that is set in `environ` reaches it: its settings are those of a measurement.
+    """
+    own = {"HEADSTART_NODE__METRICS_PORT": "0"}
+    own["HEADSTART_MEMORY__CAPACITY"] = f"{settings.memory.capacity}B"
+    for number, (tier, root) in enumerate(zip(settings.tiers, roots, strict=True)):
+        own[f"HEADSTART_TIERS__{number}__ROOT"] = str(root)
+        own[f"HEADSTART_TIERS__{number}__CAPACITY"] = f"{tier.capacity}B"
+    inherited = node_environment(environ).items()
+    return {name: value for name, value in inherited if not name.startswith(_PREFIX)} | own
+
+
 def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a vLLM engine on the CPU that demo and benchmarks start.
 
@@ -157,6 +173,12 @@ def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
         "VLLM_CPU_OMP_THREADS_BIND": "0",
         "VLLM_SERVER_DEV_MODE": "1",
     }
+
+
+def server_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server that `headstart bench serve` starts: its cache may be emptied."""
+    environ = os.environ if environ is None else environ
+    return {"VLLM_SERVER_DEV_MODE": "1", **environ}
 
 
 def _power_of_two(nbytes: int) -> int:

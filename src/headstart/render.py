@@ -7,6 +7,7 @@ to stderr, progress only on a terminal. Colour follows `NO_COLOR`, which rich ho
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,13 +123,31 @@ def publish(
         show()
     if json_target is None:
         return
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     if json_target == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(_text(document))
         return
-    path = Path(json_target)
+    save(document, json_target)
+
+
+def save(document: Mapping[str, object], json_target: str | None) -> None:
+    """Write what there is so far, if `--json` names a file: it is whole at any time.
+
+    Raises ConfigError when it cannot be written.
+    """
+    if json_target in (None, "-"):
+        return
+    path = Path(str(json_target))
+    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if path.is_file() and not path.is_symlink() and os.access(path.parent, os.W_OK):
+            part.write_text(_text(document), encoding="utf-8")
+            part.replace(path)
+        else:  # a pipe, a device, a link to what is elsewhere
+            path.write_text(_text(document), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+
+
+def _text(document: Mapping[str, object]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

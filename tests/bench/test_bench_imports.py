@@ -1,11 +1,13 @@
 """Files of this project and of other load generators, whole, cut short and of other things."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from headstart.bench.imports import read_runs
+from headstart.bench.imports import read_partners, read_runs
+from headstart.bench.run import SCHEMA
 from headstart.errors import ConfigError
 
 VLLM = {
@@ -102,3 +104,81 @@ def test_a_run_without_requests_and_a_file_that_is_not_there_are_refused(tmp_pat
         read_runs(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_runs(tmp_path / "none.json")
+
+
+def campaign(tmp_path, run, *kinds):
+    """A file with a run for each (arm, phase, round)."""
+    runs = [
+        msgspec.to_builtins(run(arm=arm, phase=phase, round=number, salt=f"{number}"))
+        for arm, phase, number in kinds
+    ]
+    return written(tmp_path, {"schema": SCHEMA, "environment": {"cpu": "any"}, "runs": runs})
+
+
+BOTH = [
+    (arm, phase, number)
+    for number in (0, 1)
+    for arm in ("none", "ours")
+    for phase in ("cold", "steady", "host-cold")
+]
+
+
+def test_a_campaign_has_runs_to_choose_from(tmp_path, run):
+    path = campaign(tmp_path, run, *BOTH)
+    assert len(read_runs(path)) == 12
+
+    def chosen(selector):
+        return [(r.arm, r.phase, r.round) for r in read_runs(Path(f"{path}{selector}"))]
+
+    assert chosen("#ours/host-cold") == [("ours", "host-cold", 0), ("ours", "host-cold", 1)]
+    assert chosen("#none") == [("none", "steady", 0), ("none", "steady", 1)]
+    for selector, message in {
+        "#other": "there is no 'other'; there are: none/cold, none/steady, none/host-cold, o",
+        "#ours/warm": "there is no 'ours/warm'; there are: none/cold",
+        "#/cold": "there is no '/cold'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            chosen(selector)
+
+
+def test_an_arm_in_one_phase_needs_no_phase_and_one_in_several_without_steady_does(tmp_path, run):
+    path = campaign(tmp_path, run, ("a", "", 0), ("b", "cold", 0), ("b", "host-cold", 0))
+    (found,) = read_runs(tmp_path / "run.json#a")
+    assert found.arm == "a"
+    with pytest.raises(ConfigError, match="name one of its phases; there are: b/cold, b/host-cold"):
+        read_runs(tmp_path / "run.json#b")
+    assert read_partners(tmp_path / "run.json#a") == [found]
+    with pytest.raises(ConfigError, match=r"several arms or phases: choose one, .*run.json#a; the"):
+        read_partners(path)
+
+
+def test_partners_in_files_of_their_own_need_no_selector(tmp_path, run):
+    path = tmp_path / "own#1.json"
+    path.write_bytes(msgspec.json.encode(run(arm="a")))
+    assert [r.arm for r in read_partners(path)] == ["a"], "a name may have a # in it"
+    with pytest.raises(ConfigError, match="there is no 'b'; there are: a"):
+        read_partners(tmp_path / "own#1.json#b")
+
+
+def test_a_run_of_before_there_were_phases_is_read(tmp_path, run):
+    fields = msgspec.to_builtins(run())
+    new = ("phase", "round", "hit_tokens_by_tier", "cpu_s", "peak_memory_nbytes", "rebuild")
+    for name in new:
+        del fields[name]
+    assert read_runs(written(tmp_path, fields)) == [run()]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"schema": SCHEMA, "runs": {}}, "runs is no list"),
+        ({"schema": SCHEMA, "runs": []}, "no run was made"),
+        ({"schema": SCHEMA, "runs": [{"schema": SCHEMA}]}, "missing required field"),
+        ({"schema": SCHEMA, "runs": [5]}, "a run is a JSON object, not a int"),
+        ({"schema": "other/1", "runs": []}, "has the schema 'other/1'"),
+        ({"runs": []}, "is of no known tool"),
+    ],
+)
+def test_what_is_no_campaign_is_refused(tmp_path, document, message):
+    with pytest.raises(ConfigError, match=message):
+        read_runs(written(tmp_path, document))

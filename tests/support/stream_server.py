@@ -35,6 +35,7 @@ class Server:
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
         self.models = {"data": [{"id": "model", "owned_by": "vllm"}]}
+        self.can_reset, self.num_resets = False, 0
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -46,6 +47,7 @@ class Server:
         app = web.Application()
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/reset_prefix_cache", self._reset)
         runner = web.AppRunner(app)
         self._loop.run_until_complete(runner.setup())
         sock = socket.socket()
@@ -61,6 +63,10 @@ class Server:
         if isinstance(self.models, int):
             return web.Response(status=self.models, text="busy")
         return web.json_response(self.models)
+
+    async def _reset(self, request):
+        self.num_resets += self.can_reset
+        return web.Response(status=200 if self.can_reset else 404)
 
     async def _complete(self, request):
         self.bodies.append(await request.json())

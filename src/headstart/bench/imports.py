@@ -7,6 +7,9 @@
     aiperf profile --export-level records                JSON lines, one a request
 
 What only tells averages cannot be compared, and is refused with the option that tells more.
+
+The first may hold the runs of several arms and phases: `file.json#arm` chooses an arm's and
+`file.json#arm/phase` those of one phase.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 import msgspec
 
 from headstart.bench import import_aiperf, import_guidellm
+from headstart.bench.phases import Phase
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
 
@@ -26,13 +30,59 @@ _MAX_ERROR = 200
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in a file: one, or as many as it has. Raises ConfigError."""
+    """The runs in a file, in its order. Raises ConfigError.
+
+    One, but for JSON lines and for the campaigns of `bench serve`, of which the path may choose:
+    see the module. An arm without a phase is its `steady` one, if it has several.
+    """
+    file, selector = path, ""
+    if not path.exists() and "#" in str(path):
+        name, _, selector = str(path).rpartition("#")
+        file = Path(name)
+    runs = _runs_of(_documents(file), file)
+    return [check(run, path) for run in (_chosen(runs, selector, path) if selector else runs)]
+
+
+def read_partners(path: Path) -> list[Run]:
+    """The same, where they can be partners of other runs: of one arm in one phase."""
+    runs = read_runs(path)
+    if len(kinds := {(run.arm, run.phase) for run in runs}) > 1:
+        raise ConfigError(
+            f"{path} has runs of several arms or phases: choose one, such as "
+            f"{path}#{_kind(*sorted(kinds)[0])}; there are: {_kinds(runs)}"
+        )
+    return runs
+
+
+def _chosen(runs: list[Run], selector: str, path: Path) -> list[Run]:
+    arm, _, phase = selector.partition("/")
+    found = [run for run in runs if run.arm == arm and phase in ("", run.phase)]
+    if not found:
+        raise ConfigError(f"{path}: there is no {selector!r}; there are: {_kinds(runs)}")
+    if len({run.phase for run in found}) == 1:
+        return found
+    steady = [run for run in found if run.phase == Phase.STEADY]
+    if not steady:
+        raise ConfigError(f"{path}: name one of its phases; there are: {_kinds(found)}")
+    return steady
+
+
+def _kinds(runs: list[Run]) -> str:
+    return ", ".join(dict.fromkeys(_kind(run.arm, run.phase) for run in runs))
+
+
+def _kind(arm: str, phase: str) -> str:
+    return f"{arm}/{phase}" if phase else arm or "(no arm)"
+
+
+def _documents(path: Path) -> list[Any]:
+    """What is in a file, one object but for JSON lines."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
-        documents = [json.loads(text)]
+        return [json.loads(text)]
     except ValueError as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
@@ -43,16 +93,20 @@ def read_runs(path: Path) -> list[Run]:
                 documents.append(json.loads(line))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
+    return documents
+
+
+def _runs_of(documents: list[Any], path: Path) -> list[Run]:
     if all(map(import_aiperf.is_record, documents)):
-        return [check(import_aiperf.run(documents, path), path)]
-    return [check(run, path) for document in documents for run in _runs(document, path)]
+        return [import_aiperf.run(documents, path)]
+    return [run for document in documents for run in _runs(document, path)]
 
 
 def _runs(document: Any, path: Path) -> list[Run]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: a run is a JSON object, not a {type(document).__name__}")
     if "schema" in document:
-        return [_own(document, path)]
+        return _own_runs(document, path)
     if "ttfts" in document:
         return [_arrays(document, path)]
     if import_guidellm.is_report(document):
@@ -69,6 +123,17 @@ def _runs(document: Any, path: Path) -> list[Run]:
         "vllm bench serve --save-detailed, sglang.bench_serving --output-details, guidellm's JSON, "
         "aiperf's profile_export.jsonl"
     )
+
+
+def _own_runs(document: Mapping[str, Any], path: Path) -> list[Run]:
+    """The runs of a campaign, or the one that a document is."""
+    if document["schema"] != SCHEMA or "runs" not in document:
+        return [_own(document, path)]
+    if not isinstance(document["runs"], list):
+        raise ConfigError(f"{path}: runs is no list")
+    if not document["runs"]:
+        raise ConfigError(f"{path}: no run was made")
+    return [run for each in document["runs"] for run in _runs(each, path)]
 
 
 def _own(document: Mapping[str, Any], path: Path) -> Run:

@@ -51,6 +51,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
 
 
+class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
+    """How long after a restart a server is as good as before; see `headstart.bench.rebuild`."""
+
+    window: int
+    """Requests over which is averaged."""
+    hit_rate_s: float | None = None
+    """Until the hit rate is 90 % of the steady one; None: never, or hits are not told."""
+    ttft_s: float | None = None
+    """Until the median TTFT is within 10 % of the steady one; None: never."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
@@ -76,6 +87,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """That devices gave during the run, by their counters."""
     loaded_nbytes: int | None = None
     """That the cache says it read from devices, where they were cold."""
+    phase: str = ""
+    """What was done before; see `headstart.bench.phases`."""
+    round: int = 0
+    """Runs of one round and one phase are partners."""
+    hit_tokens_by_tier: dict[str, int] | None = None
+    """Cached tokens by where they came from; `engine` is the engine's own cache."""
+    cpu_s: float | None = None
+    """That the server's processes and its node's computed during the run."""
+    peak_memory_nbytes: int | None = None
+    """That they had at once, at most, what they share counted once."""
+    rebuild: Rebuild | None = None
+    """After a restart, where there was a steady run before."""
 
     @property
     def good(self) -> list[Request]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headstart import render
 from headstart.cli.load_options import SendOptions, TraceOptions
 from headstart.cli.options import JsonTarget, grouped
+from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headstart.bench.drive import Pace, Target
-    from headstart.bench.load import Ask, Shape
-    from headstart.bench.run import Request, Run
+    from headstart.bench.campaign import Plan
+    from headstart.bench.run import Run
+    from headstart.bench.serve import Load
+    from headstart.bench.served import Served
 
 EXIT_FINDING = 1
+EXIT_SIGNALLED = 128
+DEFAULT_URL = "http://127.0.0.1:8000"
+Told = Mapping[str, Any]
+"""A command's options by their names, as typer has checked them."""
 
 Url = Annotated[str, typer.Option(help="The server, up to and without /v1.")]
 Model = Annotated[str, typer.Option(help="The model's name; its only one by default.")]
@@ -51,26 +61,80 @@ Salt = Annotated[
     str | None,
     typer.Option(help="Makes the prompts new to the server: one for both runs of a pair."),
 ]
-Arm = Annotated[str, typer.Option(help="What is measured, for the result.")]
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="NAME[=WHAT]",
+        help="What is measured. WHAT is a server that is started for it: none (vLLM without its "
+        "prefix cache), gpu-prefix (with it), headstart (and the connector, with a node of its "
+        "own), a JSON object for --kv-transfer-config, or any server's command in quotes, with "
+        "{port} where its port goes. May be given several times. Without WHAT: the name of what "
+        "is at --url.",
+    ),
+]
+ServeModel = Annotated[
+    str, typer.Option(help="The model that arms of vLLM serve: its name or folder.")
+]
+ServeWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- VLLM_ARGS]", help="After a lone --: more arguments for `vllm serve`."
+    ),
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Runs of each arm and phase, in turn: a pair a round.")
+]
+Phases = Annotated[
+    str,
+    typer.Option(
+        help="Send the load once after each of: cold (all caches emptied), steady (nothing done), "
+        "engine-restart, node-restart, host-cold (both, and the page cache dropped)."
+    ),
+]
+OneAtATime = Annotated[
+    bool,
+    typer.Option(
+        "--one-at-a-time", help="Start an arm for each round and end it after: saves memory."
+    ),
+]
+Root = Annotated[
+    Path, typer.Option(help="Folder for the arms' logs and blocks, which are removed again.")
+]
+NodeConfig = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Settings of the arms' nodes; each has folders of its own in the tiers' roots.",
+    ),
+]
+StartLimit = Annotated[
+    float, typer.Option(min=1.0, help="Seconds that a server may take to come up.")
+]
 BlockSize = Annotated[
     int, typer.Option(min=1, help="The server's block, for the hit rate that is possible.")
 ]
 Vocabulary = Annotated[int, typer.Option(min=30, help="Token ids are smaller than this.")]
-WarmUp = Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Requests to a new server, not counted.")]
 PrefixCache = Annotated[
     bool | None,
     typer.Option(
         "--prefix-cache/--no-prefix-cache",
-        help="Whether the engine's own prefix cache is on; `headstart gate` wants to know.",
+        help="Whether the engine's own prefix cache is on, where that is not known from the arm; "
+        "`headstart gate` wants to know.",
     ),
 ]
 
 
 @grouped
 def serve(
+    context: typer.Context,
     traced: TraceOptions,
     sending: SendOptions,
-    url: Url = "http://127.0.0.1:8000",
+    serve_words: ServeWords = None,
+    url: Url = DEFAULT_URL,
     model: Model = "",
     api_key: ApiKey = "",
     workload: Workload = "multi-turn",
@@ -85,102 +149,143 @@ def serve(
     think: Think = 0.0,
     seed: Seed = 0,
     salt: Salt = None,
-    arm: Arm = "",
+    arm: Arms = None,
+    serve_model: ServeModel = "",
+    rounds: Rounds = 1,
+    phases: Phases = "",
+    one_at_a_time: OneAtATime = False,
+    root: Root = Path("build/bench"),
+    node_config: NodeConfig = None,
+    start_limit: StartLimit = 600.0,
     block_size: BlockSize = 16,
     vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
     prefix_cache: PrefixCache = None,
     json: JsonTarget = None,
 ) -> None:
-    """Drive a load against an OpenAI-compatible streaming server, and time every request.
+    """Drive a load against OpenAI-compatible streaming servers, and time every request.
 
     Prompts are token ids. Times to the first token count from when a request should have been
     sent. The result is a run for `headstart gate`: give both runs of a pair the same --salt, and
-    each pair another one.
+    each pair another one. With --arm NAME=WHAT the servers are started here and measured in turn,
+    and all runs are in one file, for `headstart gate --baseline FILE#ARM/PHASE`.
 
     Exit code 1 when a request failed.
     """
-    from headstart.bench.drive import Target
-    from headstart.bench.load import Shape, fingerprint, hit_rate, salted
-    from headstart.bench.run import Run
-
+    told = context.params
     render.check_target(json)
-    shape = Shape(
-        sessions=sessions,
-        turns=turns,
-        shared_tokens=shared_tokens,
-        own_tokens=own_tokens,
-        output_tokens=output_tokens,
-        documents=documents,
-        think_s=think,
-        seed=seed,
-        vocabulary=vocabulary,
-    )
-    salt = secrets.token_hex(8) if salt is None else salt
-    asks = traced.asks(workload, shape)
-    asked = salted(asks, salt, shape)
-    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
-    pace = sending.pace(asks, rate, concurrency, seed)
-    _warm_up(asks[:warm_up], target, shape)
-    requests, seconds = _drive(asked, target, pace, workload)
-    run = Run(
-        tool="headstart",
-        duration_s=seconds,
-        requests=tuple(requests),
-        arm=arm,
-        has_prefix_cache=prefix_cache,
-        pace={**pace.told(), **traced.told(), "think_s": think},
-        block_size=block_size,
-        prompts=fingerprint(asks),
-        simulated_hit_rate=hit_rate(asked, block_size),
-        workload=workload,
-        salt=salt,
-    )
-    _publish(run, json)
+    load, plan = _load(told, traced, sending), _plan(told)
+    is_one = rounds == 1 and not phases and not _made(told)
+    with _served(told, plan) as arms:
+        _run(arms, load, plan, json, is_one=is_one)
 
 
-def _warm_up(asks: list[Ask], target: Target, shape: Shape) -> None:
-    """Let a server compile and allocate, with prompts that nobody asks again."""
-    from headstart.bench.drive import Pace
-    from headstart.bench.load import salted
-    from headstart.bench.processes import send
-
-    if asks:
-        at_once = [replace(ask, think_s=0.0) for ask in asks]
-        send(salted(at_once, secrets.token_hex(8), shape), target, Pace(concurrency=1))
-
-
-def _drive(asks: list[Ask], target: Target, pace: Pace, title: str) -> tuple[list[Request], float]:
-    from headstart.bench.processes import send
-
-    with render.progress("bench serve") as progress:
-        return send(asks, target, pace, lambda done: progress(title, done, len(asks)))
-
-
-def _publish(run: Run, json: str | None) -> None:
+def _run(arms: Sequence[Served], load: Load, plan: Plan, json: str | None, *, is_one: bool) -> None:
+    """Run the plan; what is done when it fails is published, too."""
     import msgspec
 
-    render.publish(msgspec.to_builtins(run), json, lambda: _show(run))
-    if len(run.good) < len(run.requests):
+    from headstart.bench.campaign import run_campaign
+    from headstart.bench.environment import describe
+    from headstart.bench.run import SCHEMA
+    from headstart.cli.bench_runs import show_runs
+
+    runs: list[Run] = []
+    several: dict[str, object] = {"schema": SCHEMA, "environment": describe(), "runs": []}
+
+    def document() -> dict[str, object]:
+        """A run as it is, or several with what they were measured on."""
+        found = [msgspec.to_builtins(run) for run in runs]
+        return found[0] if is_one else {**several, "runs": found}
+
+    def keep(run: Run) -> None:
+        runs.append(run)
+        render.save(document(), json)
+
+    try:
+        with render.progress("bench serve") as progress:
+            run_campaign(arms, load, plan, keep, progress)
+    finally:
+        if runs:
+            render.publish(document(), json, lambda: show_runs(runs, is_one=is_one))
+    if any(len(run.good) < len(run.requests) for run in runs):
         raise typer.Exit(EXIT_FINDING)
 
 
-def _show(run: Run) -> None:
-    good = run.good
-    rows = [("requests", str(len(run.requests))), ("failed", str(len(run.requests) - len(good)))]
-    if good:
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            tpot_s = run.tpot_s(share)
-            rows.append((f"TTFT {name}, ms", f"{run.ttft_s(share) * 1000:.1f}"))
-            if tpot_s is not None:
-                rows.append((f"TPOT {name}, ms", f"{tpot_s * 1000:.1f}"))
-        rows.append(("output, tokens/s", f"{run.output_tokens_per_s:.1f}"))
-        hit_rate, lag_s = run.hit_rate, run.send_lag_s or 0.0
-        rows.append(("hits, of the tokens", "not told" if hit_rate is None else f"{hit_rate:.1%}"))
-        rows.append(("hits that are possible", f"{run.simulated_hit_rate or 0.0:.1%}"))
-        rows.append(("sent late, p99, ms", f"{lag_s * 1000:.1f}"))
-    first = next((r.error for r in run.requests if r.error), None)
-    if first:
-        rows.append(("first error", first))
-    rows.append(("salt", run.salt))
-    render.print_table([render.Column(title="bench serve"), render.Column(title="")], rows)
+def _load(told: Told, traced: TraceOptions, sending: SendOptions) -> Load:
+    from headstart.bench.load import Shape
+    from headstart.bench.serve import Load
+
+    shape = Shape(
+        sessions=told["sessions"],
+        turns=told["turns"],
+        shared_tokens=told["shared_tokens"],
+        own_tokens=told["own_tokens"],
+        output_tokens=told["output_tokens"],
+        documents=told["documents"],
+        think_s=told["think"],
+        seed=told["seed"],
+        vocabulary=told["vocabulary"],
+    )
+    asks = traced.asks(told["workload"], shape)
+    return Load(
+        workload=told["workload"],
+        shape=shape,
+        pace=sending.pace(asks, told["rate"], told["concurrency"], told["seed"]),
+        asks=tuple(asks),
+        block_size=told["block_size"],
+        num_warm_up=told["warm_up"],
+        told=traced.told(),
+    )
+
+
+def _plan(told: Told) -> Plan:
+    from headstart.bench.campaign import Plan
+    from headstart.bench.phases import parse_phases
+
+    return Plan(
+        phases=parse_phases(told["phases"]),
+        num_rounds=told["rounds"],
+        one_at_a_time=told["one_at_a_time"],
+        salt=secrets.token_hex(8) if told["salt"] is None else told["salt"],
+    )
+
+
+def _made(told: Told) -> list[str]:
+    """The arms that are started here. Raises ConfigError."""
+    arms = told["arm"] or []
+    made = [arm for arm in arms if "=" in arm]
+    if len(made) < len(arms) and len(arms) > 1:
+        raise ConfigError(
+            "--arm without =WHAT names the one server at --url; give each of several arms what is "
+            "served: --arm NAME=WHAT"
+        )
+    if made and told["url"] != DEFAULT_URL:
+        raise ConfigError("--url is a server that runs, --arm NAME=WHAT one to start: name one")
+    return made
+
+
+@contextmanager
+def _served(told: Told, plan: Plan) -> Iterator[Sequence[Served]]:
+    """The server at --url, or the arms, which are ended after the block. Raises ConfigError."""
+    from headstart.bench.arms import Vllm, parse_arms
+    from headstart.bench.drive import Target
+    from headstart.bench.phases import check_phases
+    from headstart.bench.serve import check_installed
+    from headstart.bench.served import Place, RemoteServer, arms_served
+
+    url = told["url"].rstrip("/")
+    target = Target(url=url, model=told["model"], api_key=told["api_key"])
+    made, has_cache = _made(told), told["prefix_cache"]
+    vllm = Vllm(model=told["serve_model"], words=tuple(told["serve_words"] or ()))
+    arms = parse_arms(made, vllm, has_prefix_cache=has_cache)
+    check_phases(plan.phases, arms)
+    check_installed()
+    if not arms:
+        yield [RemoteServer(target, "".join(told["arm"] or ()), has_prefix_cache=has_cache)]
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Ended from outside, it still ends what it started.
+        signal.signal(number, lambda number, _: sys.exit(EXIT_SIGNALLED + number))
+    place = Place(root=told["root"], node_config=told["node_config"], start_s=told["start_limit"])
+    with arms_served(arms, place, target) as served:
+        yield served

@@ -89,7 +89,7 @@ def gate(
     wrong usage or runs that cannot be compared.
     """
     from headstart.bench.gate import Demands, document, judge
-    from headstart.bench.imports import read_runs
+    from headstart.bench.imports import read_partners
 
     try:
         demands = Demands(
@@ -100,8 +100,8 @@ def gate(
             token_match=_share("--token-match", token_match),
             allow_no_reuse=no_reuse_baseline,
         )
-        baselines = [run for path in baseline for run in read_runs(path)]
-        candidates = [run for path in candidate for run in read_runs(path)]
+        baselines = [run for path in baseline for run in read_partners(path)]
+        candidates = [run for path in candidate for run in read_partners(path)]
         judgement = judge(baselines, candidates, demands)
         render.publish(document(judgement, demands), json, lambda: _show(judgement))
     except HeadstartError as error:

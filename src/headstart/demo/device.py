@@ -9,6 +9,7 @@ import os
 import platform
 from pathlib import Path
 
+from headstart.bench.counters import read_nbytes
 from headstart.demo.results import DeviceReads
 from headstart.units import format_nbytes
 
@@ -31,7 +32,8 @@ def drop_page_cache(root: Path) -> None:
 
 def device_reads(root: Path, pid: int | None = None) -> DeviceReads:
     """The counters of a process (this one) and of the device under `root`, since they began."""
-    return DeviceReads(process_nbytes=_process_nbytes(pid), device_nbytes=_device_nbytes(root))
+    process_nbytes = read_nbytes([os.getpid() if pid is None else pid])
+    return DeviceReads(process_nbytes=process_nbytes, device_nbytes=_device_nbytes(root))
 
 
 def difference(before: DeviceReads, after: DeviceReads) -> DeviceReads:
@@ -56,19 +58,6 @@ def machine_facts(root: Path) -> dict[str, str]:
 
 def _minus(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
-
-
-def _process_nbytes(pid: int | None) -> int | None:
-    try:
-        lines = (
-            Path(f"/proc/{'self' if pid is None else pid}/io")
-            .read_text(encoding="ascii")
-            .splitlines()
-        )
-    except OSError:
-        return None
-    fields = dict(line.split(": ", 1) for line in lines)
-    return int(fields["read_bytes"]) if "read_bytes" in fields else None
 
 
 def _device_nbytes(root: Path) -> int | None:
