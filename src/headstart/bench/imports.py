@@ -115,12 +115,14 @@ def _request(
     failed = str(error)[:_MAX_ERROR] if error else None
     if failed is None and not ttft:
         failed = "no token came"
+    gaps = None if failed else tuple(map(float, itls))
     return Request(
         session=str(number),
         prompt_tokens=int(prompt),
         output_tokens=int(output),
         ttft_s=None if failed else float(ttft),
-        latency_s=None if failed else float(ttft) + sum(map(float, itls)),
+        latency_s=None if gaps is None else float(ttft) + sum(gaps),
         output=None if text is None else str(text),
         error=failed,
+        itl_s=gaps,
     )
