@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 Draw = Callable[["Figure"], None]
 _INK = "#010203"
 """Stands for the colour of the page's text, which is not known when a plot is drawn."""
+
+
+def check_installed() -> None:
+    """Find out now whether anything can be drawn. Raises ConfigError."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib; get it with: pip install 'headstart[report]'")
 
 
 def svg(name: str, size: tuple[float, float], draw: Draw, *, title: str) -> str:
@@ -63,13 +70,10 @@ def _render(
     name: str = "",
 ) -> bytes:
     """Draw a figure with text and lines in the colour `ink`, and save it."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "plots need matplotlib; get it with: pip install 'headstart[report]'"
-        ) from error
+    check_installed()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     # The salt keeps the ids of several plots on one page apart, and the same in every run.
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "grid.color": ink}

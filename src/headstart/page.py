@@ -72,3 +72,14 @@ def html_table(
         f'<div class="wide"><table>{head}<thead>{line("th scope=col", titles)}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def html_keys(items: Iterable[tuple[str, str, str]]) -> str:
+    """What the lines of a plot stand for: name, colour and dashes (of SVG, empty: none) of each."""
+    rows = (
+        '<li><svg class="key" viewBox="0 0 24 10" aria-hidden="true">'
+        f'<path d="M0 5h24" stroke="{color}" stroke-width="4" stroke-dasharray="{dash}"/></svg>'
+        f"{escape(name)}</li>"
+        for name, color, dash in items
+    )
+    return f'<ul class="keys">{"".join(rows)}</ul>'

@@ -93,19 +93,19 @@ def progress(title: str) -> Iterator[Advance]:
         )
 
 
-def check_target(json_target: str | None) -> None:
-    """Find out now whether `--json` can be written: before work that takes long.
+def check_target(target: str | None, *, option: str = "--json") -> None:
+    """Find out now whether a result can be written: before work that takes long.
 
     Raises ConfigError.
     """
-    if json_target in (None, "-"):
+    if target in (None, "-"):
         return
-    path = Path(str(json_target))
+    path = Path(str(target))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 
 def publish(
@@ -126,9 +126,13 @@ def publish(
     if json_target == "-":
         sys.stdout.write(text)
         return
-    path = Path(json_target)
+    write_text(Path(json_target), text)
+
+
+def write_text(path: Path, text: str, *, option: str = "--json") -> None:
+    """Write a result to the file that an option names. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error

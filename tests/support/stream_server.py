@@ -28,10 +28,11 @@ GOOD = [chunk(""), chunk("a"), chunk("b"), chunk("c"), USAGE, "[DONE]"]
 
 
 class Server:
-    """Answers with prepared events, `delay_s` before each."""
+    """Answers with prepared events, `delay_s` before each; `slots` says how many at once."""
 
     def __init__(self):
         self.events, self.status, self.delay_s = GOOD, 200, 0.0
+        self.slots = asyncio.Semaphore(10_000)
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
         self.models = {"data": [{"id": "model", "owned_by": "vllm"}]}
@@ -71,13 +72,14 @@ class Server:
                 return web.Response(status=self.status, text="Too Many Requests")
             response = web.StreamResponse(headers={"Content-Type": self.kind})
             await response.prepare(request)
-            for event in self.events:
-                await asyncio.sleep(self.delay_s)
-                if event == "cut":
-                    request.transport.close()
-                    return response
-                data = event if isinstance(event, str) else json.dumps(event)
-                await response.write(f"data: {data}\n\n".encode())
+            async with self.slots:
+                for event in self.events:
+                    await asyncio.sleep(self.delay_s)
+                    if event == "cut":
+                        request.transport.close()
+                        return response
+                    data = event if isinstance(event, str) else json.dumps(event)
+                    await response.write(f"data: {data}\n\n".encode())
             return response
         finally:
             self.num_running -= 1

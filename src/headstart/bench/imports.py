@@ -1,6 +1,7 @@
 """Runs that were written by this project or by other load generators.
 
     headstart bench serve                                JSON, schema headstart.bench.serve/1
+    headstart bench rate                                 JSON, schema headstart.bench.rate/1
     vllm bench serve --save-result --save-detailed       JSON
     sglang.bench_serving --output-file --output-details  JSON lines, one a run
 
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.bench.rate import SCHEMA as RATE_SCHEMA
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
 
@@ -40,7 +42,19 @@ def read_runs(path: Path) -> list[Run]:
                 documents.append(json.loads(line))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
-    return [check(_run(document, path), path) for document in documents]
+    return [check(run, path) for document in documents for run in _runs(document, path)]
+
+
+def _runs(document: Any, path: Path) -> list[Run]:
+    """The runs of a rate search in which anything was answered, or the one a document is."""
+    if not isinstance(document, dict) or document.get("schema") != RATE_SCHEMA:
+        return [_run(document, path)]
+    if not isinstance(document.get("runs"), list):
+        raise ConfigError(f"{path}: runs is missing, or no list")
+    runs = [run for each in document["runs"] if (run := _run(each, path)).good]
+    if not runs:
+        raise ConfigError(f"{path}: no request of any trial was answered")
+    return runs
 
 
 def _run(document: Any, path: Path) -> Run:

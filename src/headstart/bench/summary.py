@@ -91,10 +91,10 @@ def error_kinds(run: Run) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for request in run.requests:
         if not request.is_good:
-            told = " ".join((request.error or "no first token").split())
+            error = request.error or "no first token"
             # A status is a number that counts; a port, an address or an id is not.
-            status = re.match(r"HTTP \d{3}\b", told)
-            kinds[status[0] if status else re.sub(r"\d+", "#", told)[:_MAX_KIND]] += 1
+            status = re.match(r"HTTP \d{3}\b", error)
+            kinds[status[0] if status else shown(re.sub(r"\d+", "#", error), _MAX_KIND)] += 1
     frequent = dict(kinds.most_common(_MAX_KINDS))
     if others := kinds.total() - sum(frequent.values()):
         frequent["others"] = others
@@ -122,6 +122,13 @@ def figures(summary: Summary) -> Iterator[tuple[str, str]]:
     lag_s = summary.send_lag_s
     late = ": too late, its times are partly the client's" if summary.is_sent_late else ""
     yield "sent late, p99, ms", "not told" if lag_s is None else f"{lag_s * 1000:.1f}{late}"
+
+
+def shown(text: str, most: int) -> str:
+    """Text from a file for terminal and page: one line that can be printed, not too long."""
+    line = "".join(each if each.isprintable() else " " for each in text)
+    line = " ".join(line.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def told(found: Estimate | None, share: float, num: int) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart import render
-from headstart.cli.options import JsonTarget
+from headstart.cli.bench_report import check_html, report_runs
+from headstart.cli.options import Html, JsonTarget, SloText
 
 if TYPE_CHECKING:
-    from headstart.bench.drive import Pace, Target
-    from headstart.bench.load import Ask, Shape
-    from headstart.bench.run import Request, Run
+    from headstart.bench.drive import Target
+    from headstart.bench.run import Run
+    from headstart.bench.serve import Load
+    from headstart.bench.slo import Slo
+    from headstart.bench.summary import Summary
 
 EXIT_FINDING = 1
 
@@ -82,6 +85,8 @@ def serve(
     vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
     prefix_cache: PrefixCache = None,
+    slo: SloText = None,
+    html: Html = None,
     json: JsonTarget = None,
 ) -> None:
     """Drive a load against an OpenAI-compatible streaming server, and time every request.
@@ -92,11 +97,16 @@ def serve(
 
     Exit code 1 when a request failed.
     """
+    from msgspec import structs
+
     from headstart.bench.drive import Pace, Target
-    from headstart.bench.load import Shape, fingerprint, hit_rate, make_load, salted
-    from headstart.bench.run import Run
+    from headstart.bench.load import Shape
+    from headstart.bench.serve import Load
+    from headstart.bench.slo import parse_slo
 
     render.check_target(json)
+    level = parse_slo(slo)
+    check_html(html)
     shape = Shape(
         sessions=sessions,
         turns=turns,
@@ -108,70 +118,47 @@ def serve(
         seed=seed,
         vocabulary=vocabulary,
     )
-    salt = secrets.token_hex(8) if salt is None else salt
-    asks = make_load(workload, shape)
-    asked = salted(asks, salt, shape)
-    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
     pace = Pace(rate=rate, concurrency=concurrency or (None if rate else 1), seed=seed)
-    _warm_up(asks[:warm_up], target, shape)
-    requests, seconds = _drive(asked, target, pace, workload)
-    run = Run(
-        tool="headstart",
-        duration_s=seconds,
-        requests=tuple(requests),
-        arm=arm,
-        has_prefix_cache=prefix_cache,
-        pace={"rate": pace.rate, "concurrency": pace.concurrency, "think_s": think},
-        block_size=block_size,
-        prompts=fingerprint(asks),
-        simulated_hit_rate=hit_rate(asked, block_size),
-        workload=workload,
-        salt=salt,
-    )
-    _publish(run, json)
+    load = Load.make(workload, shape, pace, block_size=block_size, num_warm_up=warm_up)
+    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
+    run = _run(load, target, secrets.token_hex(8) if salt is None else salt)
+    run = structs.replace(run, arm=arm, has_prefix_cache=prefix_cache)
+    _publish(run, json, level, html)
 
 
-def _warm_up(asks: list[Ask], target: Target, shape: Shape) -> None:
-    """Let a server compile and allocate, with prompts that nobody asks again."""
-    from headstart.bench.drive import Pace, drive
-    from headstart.bench.load import salted
+def _run(load: Load, target: Target, salt: str) -> Run:
+    from headstart.bench.serve import measure, warm_up
 
-    if asks:
-        thrown_away = salted(asks, secrets.token_hex(8), shape)
-        asyncio.run(drive(thrown_away, target, Pace(concurrency=1)))
-
-
-def _drive(asks: list[Ask], target: Target, pace: Pace, title: str) -> tuple[list[Request], float]:
-    from headstart.bench.drive import drive
-
+    warm_up(load, target)
     with render.progress("bench serve") as progress:
-        return asyncio.run(drive(asks, target, pace, lambda done: progress(title, done, len(asks))))
+        count = len(load.asks)
+        return measure(load, target, salt, lambda done: progress(load.workload, done, count))
 
 
-def _publish(run: Run, json: str | None) -> None:
+def _publish(run: Run, json: str | None, slo: Slo, html: Path | None) -> None:
     import msgspec
 
-    render.publish(msgspec.to_builtins(run), json, lambda: _show(run))
+    from headstart.bench.summary import slo_document, summarise
+
+    summary = summarise(run, slo)
+    document = msgspec.to_builtins(run)
+    if slo.limits:
+        document["slo"] = slo_document(summary)
+    render.publish(document, json, lambda: _show(run, summary))
+    if html is not None:
+        report_runs([run], slo, html)
     if len(run.good) < len(run.requests):
         raise typer.Exit(EXIT_FINDING)
 
 
-def _show(run: Run) -> None:
-    good = run.good
-    rows = [("requests", str(len(run.requests))), ("failed", str(len(run.requests) - len(good)))]
-    if good:
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            tpot_s = run.tpot_s(share)
-            rows.append((f"TTFT {name}, ms", f"{run.ttft_s(share) * 1000:.1f}"))
-            if tpot_s is not None:
-                rows.append((f"TPOT {name}, ms", f"{tpot_s * 1000:.1f}"))
-        rows.append(("output, tokens/s", f"{run.output_tokens_per_s:.1f}"))
-        hit_rate, lag_s = run.hit_rate, run.send_lag_s or 0.0
-        rows.append(("hits, of the tokens", "not told" if hit_rate is None else f"{hit_rate:.1%}"))
-        rows.append(("hits that are possible", f"{run.simulated_hit_rate or 0.0:.1%}"))
-        rows.append(("sent late, p99, ms", f"{lag_s * 1000:.1f}"))
+def _show(run: Run, summary: Summary) -> None:
+    from headstart.bench.summary import figures
+
+    rows = list(figures(summary))
     first = next((r.error for r in run.requests if r.error), None)
     if first:
         rows.append(("first error", first))
+    if summary.slo.note:
+        rows.append(("note", summary.slo.note))
     rows.append(("salt", run.salt))
     render.print_table([render.Column(title="bench serve"), render.Column(title="")], rows)

@@ -18,6 +18,20 @@ JsonTarget = Annotated[
     ),
 ]
 
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with plots to FILE; needs matplotlib."),
+]
+
+SloText = Annotated[
+    str | None,
+    typer.Option(
+        "--slo",
+        help="What requests have to meet, such as ttft=2s,tpot=100ms,latency=30s, or a preset such "
+        "as mlperf-llama3.1-8b-server, which is only MLPerf-style.",
+    ),
+]
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
