@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import threading
 
@@ -28,7 +29,10 @@ GOOD = [chunk(""), chunk("a"), chunk("b"), chunk("c"), USAGE, "[DONE]"]
 
 
 class Server:
-    """Answers with prepared events, `delay_s` before each; `slots` says how many at once."""
+    """Answers with prepared events, `delay_s` before each, to as many at once as there are `slots`.
+
+    After `num_models_left` questions for its models it is gone.
+    """
 
     def __init__(self):
         self.events, self.status, self.delay_s = GOOD, 200, 0.0
@@ -36,6 +40,7 @@ class Server:
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
         self.models = {"data": [{"id": "model", "owned_by": "vllm"}]}
+        self.num_models_left = math.inf
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -59,6 +64,9 @@ class Server:
         self._loop.close()
 
     async def _models(self, request):
+        self.num_models_left -= 1
+        if self.num_models_left < 0:
+            return web.Response(status=503, text="gone")
         if isinstance(self.models, int):
             return web.Response(status=self.models, text="busy")
         return web.json_response(self.models)

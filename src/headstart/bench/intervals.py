@@ -3,12 +3,13 @@
 Requests of one session share its luck, so a thousand of them may say no more than a hundred would.
 How much they do say is the effective number
 
-    m = n * q (1 - q) / (n V) * (t(n - 1) / t(S - 1))^2        (at most n)
+    m = n * (V0 / V) * (t(n - 1) / t(S - 1))^2        (at most n)
 
 where V is the variance of the share of samples at or below the quantile, taken between the S
-sessions. The 95 % interval of the quantile q is that of m independent samples: between the order
-statistics that a Binomial(m, q) allows, at the same ranks of the n that there are (Woodruff 1952;
-Korn and Graubard 1998). No distribution is assumed.
+sessions, V0 what it would be if every sample were a session, and t Student's at 97.5 %. The 95 %
+interval of the quantile q is that of m independent samples: between the order statistics that a
+Binomial(m, q) allows, at the same ranks of the n that there are (Woodruff 1952; Korn and Graubard
+1998). No distribution is assumed.
 
 Drawing whole sessions again and again (the bootstrap) agrees for medians; for p99 of hundreds of
 requests its interval is too narrow: it misses up to 18 % of the time instead of 5 %.
@@ -29,6 +30,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 _TAIL = 0.025
+_ROUNDING = 1e-6
 _MAX_DEGREES = 1000
 """Beyond, Student's t is the normal distribution, and its sum takes long."""
 
@@ -61,7 +63,7 @@ def estimate(samples: Floats, sessions: Ints, share: float) -> Estimate | None:
         return None
     ordered = np.sort(samples)
     value = float(ordered[_rank(share * count) - 1])
-    effective = _num_effective(samples <= value, sessions, share)
+    effective = _num_effective(samples <= value, sessions)
     low, high = _ranks(effective, share)
     if low < 1 or high > effective:
         return Estimate(value=value, low=None, high=None)
@@ -76,7 +78,7 @@ def _rank(number: float) -> int:
     return max(1, math.ceil(number))
 
 
-def _num_effective(is_below: NDArray[np.bool_], sessions: Ints, share: float) -> int:
+def _num_effective(is_below: NDArray[np.bool_], sessions: Ints) -> int:
     count = len(sessions)
     sizes = np.bincount(sessions)
     below = np.bincount(sessions, weights=is_below)[sizes > 0]
@@ -84,11 +86,13 @@ def _num_effective(is_below: NDArray[np.bool_], sessions: Ints, share: float) ->
     num_sessions = len(sizes)
     if num_sessions < 2:
         return 0
-    off = below - below.sum() / count * sizes
+    at_or_below = below.sum() / count
+    off = below - at_or_below * sizes
     variance = num_sessions / (num_sessions - 1) * float(off @ off) / count
-    factor = max(1.0, variance / (share * (1.0 - share)))
+    alone = count / (count - 1) * at_or_below * (1.0 - at_or_below)
+    factor = max(1.0, variance / alone) if alone > 0.0 else 1.0
     factor *= (_t(num_sessions - 1) / _t(count - 1)) ** 2
-    return min(count, math.floor(count / factor))
+    return min(count, math.floor(count / factor + _ROUNDING))
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 
 from headstart.bench.groups import Group
 from headstart.bench.intervals import Floats
-from headstart.bench.summary import Summary
+from headstart.bench.summary import Summary, shown
 from headstart.figure import plain, svg
 from headstart.page import html_keys
 from headstart.units import format_seconds
@@ -36,6 +36,8 @@ _DASHES = ("", "6 2", "2 2", "6 2 2 2")
 """As SVG has them: colours alone are not for everybody."""
 _TIERS = {"engine": "#c75d9b", "memory": "#4a90d9", "file": "#2f9e78"}
 _CACHED, _COMPUTED = "cached", "computed"
+_MAX_TIER = 32
+MAX_BARS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +107,7 @@ def over_time_svg(groups: Sequence[Group]) -> str:
         for phase, start in starts.items():
             if phase:
                 axes.axvline(start, alpha=0.25, linewidth=0.8, color="#7f8791")
-                text = axes.annotate(
-                    phase,
-                    (start, 1.0),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(3, -9),
-                    textcoords="offset points",
-                    fontsize=8,
-                )
-                text.set_parse_math(False)
+                _label(axes, phase, (start, 1.0), ("data", "axes fraction"), (3, -9))
         axes.set_xlabel("seconds")
         axes.set_ylabel("time to the first token")
         _seconds(axes, "y")
@@ -198,7 +192,7 @@ def tier_shares(group: Group) -> dict[str, float]:
         cached = max(by_tier, sum(known))
         parts = {**(tiers or {}), _CACHED: cached - by_tier, _COMPUTED: max(0, asked - cached)}
         for name, count in parts.items():
-            tokens[name] = tokens.get(name, 0) + count
+            tokens[shown(name, _MAX_TIER)] = tokens.get(shown(name, _MAX_TIER), 0) + count
     computed = tokens.pop(_COMPUTED, 0)
     total = sum(tokens.values()) + computed
     return {
@@ -208,7 +202,7 @@ def tier_shares(group: Group) -> dict[str, float]:
 
 def tiers_svg(groups: Sequence[Group]) -> str:
     """Stacked bars: where the KV of the prompt tokens came from, a bar an arm."""
-    shares = [(group.name, found) for group in groups if (found := tier_shares(group))]
+    shares = [(group.name, found) for group in groups if (found := tier_shares(group))][:MAX_BARS]
     colors = tier_colors(groups)
 
     def draw(axes: Axes) -> None:
@@ -216,17 +210,18 @@ def tiers_svg(groups: Sequence[Group]) -> str:
         left = np.zeros(len(shares))
         for tier, color in colors.items():
             widths = np.array([found.get(tier, 0.0) for _, found in shares])
-            axes.barh(rows, widths, left=left, color=color, height=0.62)
+            axes.barh(rows, widths, left=left, color=color, height=0.5)
             left += widths
-        for label in axes.set_yticks(rows, [name for name, _ in shares]):
-            label.label1.set_parse_math(False)
-        axes.invert_yaxis()
+        for row, (name, _) in enumerate(shares):
+            _label(axes, name, (0.0, row - 0.3), "data", (0, 1))
+        axes.set_yticks([])
+        axes.set_ylim(len(shares) - 0.6, -0.9)
         axes.set_xlim(0.0, 1.0)
         axes.set_xlabel("share of the prompt tokens")
         plain(axes, grid="x")
 
     title = "Where the KV of the prompt tokens came from, by arm"
-    height = 0.9 + 0.32 * len(shares)
+    height = 0.8 + 0.45 * len(shares)
     return svg("tiers", (7.6, height), lambda figure: draw(figure.subplots()), title=title)
 
 
@@ -265,6 +260,21 @@ def _medians(at: Floats, times: Floats) -> tuple[list[float], list[float]]:
         middles.append(float((edges[number] + edges[number + 1]) / 2))
         medians.append(float(np.median(times[bins == number])))
     return middles, medians
+
+
+def _label(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    coordinates: str | tuple[str, str],
+    points_off: tuple[int, int],
+) -> None:
+    """Text from a file, as it is: no formula, and however long it is, the plot stays."""
+    label = axes.annotate(
+        text, at, xycoords=coordinates, xytext=points_off, textcoords="offset points", fontsize=8
+    )
+    label.set_parse_math(False)
+    label.set_in_layout(False)
 
 
 def _seconds(axes: Axes, which: str) -> None:

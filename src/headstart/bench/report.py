@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 
 from headstart.bench.groups import Group, group_runs
 from headstart.bench.plots import (
+    MAX_BARS,
     MAX_DRAWN,
     curve_svg,
     curves_of,
@@ -203,7 +204,7 @@ def _distribution(report: Report) -> Iterator[str]:
     yield _figure(
         distribution_svg(report.groups),
         "The further left, the sooner. Runs of one arm are taken together."
-        + _left_out(report.groups),
+        + _left_out(len(report.groups) - MAX_DRAWN),
         keys(looks([group.name for group in report.groups])),
     )
 
@@ -239,7 +240,8 @@ def _tiers(report: Report) -> Iterator[str]:
         yield "<h2>Where the prompts' KV came from</h2>"
         yield _figure(
             tiers_svg(report.groups),
-            "Of the prompt tokens of answered requests. Cached: the tier is not told.",
+            "Of the prompt tokens of answered requests. Cached: the tier is not told."
+            + _left_out(len(shares) - MAX_BARS),
             html_keys((name, color, "") for name, color in colors.items()),
         )
         rows = [
@@ -297,6 +299,5 @@ def _figure(svg: str, caption: str, key: str) -> str:
     return f"<figure>{key}{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _left_out(groups: Sequence[Group]) -> str:
-    more = len(groups) - MAX_DRAWN
+def _left_out(more: int) -> str:
     return f" {more} more are only in the tables." if more > 0 else ""
