@@ -8,6 +8,7 @@ import json
 import pytest
 
 from headstart.bench import run as bench_run
+from headstart.bench import serve as bench_serve
 from headstart.bench.load import SALT_TOKENS
 from headstart.cli.main import main
 from stream_server import USAGE, Server, chunk
@@ -86,6 +87,23 @@ def test_a_server_that_answers_nothing_meets_nothing(server, capsys):
     code, printed = ended(capsys, "--url", server.url, *LOAD, *words)
     assert code == 1
     assert "no rate met the SLO; 2 trials were made" in printed.out
+
+
+def test_what_was_found_until_an_interrupt_is_kept(server, capsys, monkeypatch):
+    measure, calls = bench_serve.measure, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(bench_serve, "measure", interrupted)
+    words = ("--slo", "ttft=9s", "--requests", "3", "--first-rate", "50", "--json", "-")
+    code, printed = ended(capsys, "--url", server.url, *LOAD, *words)
+    told = json.loads(printed.out)
+    assert code == 130
+    assert (told["best_rate"], told["ended"], len(told["runs"])) == (100.0, "interrupted", 2)
 
 
 def test_a_server_that_goes_away_ends_the_search_with_what_is_known(server, capsys):

@@ -230,6 +230,7 @@ def test_the_document_has_a_row_a_run(run):
     assert told["schema"] == "headstart.bench.report/1"
     assert [each["name"] for each in told["runs"]] == ["a #1", "a #2"]
     assert told["groups"][0]["runs"] == 2
+    assert sum(told["groups"][0]["shares_by_source"].values()) == pytest.approx(1.0)
     assert told["runs"][0]["slo"]["share"] == 0.5
     columns, rows = overview(report)
     assert {len(columns)} == {len(row) for row in rows}

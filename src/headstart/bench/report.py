@@ -93,7 +93,7 @@ def report_document(report: Report) -> dict[str, object]:
                 "tool": group.tool,
                 "pace": group.pace,
                 "runs": len(group.runs),
-                "tokens_by_source": tier_shares(group),
+                "shares_by_source": tier_shares(group),
             }
             for group in report.groups
         ],
