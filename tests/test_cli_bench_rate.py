@@ -117,11 +117,37 @@ def test_a_server_that_goes_away_ends_the_search_with_what_is_known(server, caps
     assert [trial["run"] for trial in told["trials"]] == [0, 1, None]
 
 
+def trace_file(folder, num):
+    path = folder / "trace.jsonl"
+    lines = [
+        {"timestamp": n * 1000, "input_length": 4, "output_length": 2, "hash_ids": [n]}
+        for n in range(num)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_a_trial_takes_of_a_trace_what_it_needs(server, capsys, tmp_path):
+    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 4}
+    server.events = [chunk("a"), {"choices": [], "usage": usage}, "[DONE]"]
+    words = (
+        *("--workload", "trace", "--trace", str(trace_file(tmp_path, 30)), "--url", server.url),
+        *("--slo", "ttft=9s", "--max-trials", "2", "--first-rate", "100", "--seconds", "0.1"),
+    )
+    code, printed = ended(capsys, *words, "--requests", "5", "--json", "-")
+    told = json.loads(printed.out)
+    assert code == 0
+    # A tenth of a second at 100 and at 200 sessions/s.
+    assert [len(run["requests"]) for run in told["runs"]] == [10, 20]
+    code, printed = ended(capsys, *words)
+    assert (code, "the trace has 30 requests, and a trial 300" in printed.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Missing option '--slo'"),
-        (("--slo", ""), "--slo is empty"),
+        ((), "name with --slo what requests have to meet"),
+        (("--slo", ""), "name with --slo what requests have to meet"),
         (("--slo", "ttft=1s", "--precision", "0"), "a precision of 0.0"),
         (("--slo", "ttft=1s", "--slo-share", "often"), "--slo-share 'often' is no share"),
         (("--slo", "ttft=1s", "--workload", "ragg"), "workload 'ragg' is unknown"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
 
@@ -102,3 +103,72 @@ def test_what_is_not_installed_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     code, printed = ended(capsys)
     assert (code, "pip install 'headstart[bench]'" in printed.err) == (2, True)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 50 * n, "input_length": 12, "output_length": 2, "hash_ids": [0, 1 + n]}
+        for n in range(4)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("--workload", "trace", "--trace", str(path), "--trace-block-size", "8")
+
+
+def test_a_trace_is_sent_at_its_times_by_several_processes(server, trace, capsys, tmp_path):
+    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 12}
+    server.events[2] = {"choices": [], "usage": usage}
+    path = tmp_path / "run.json"
+    words = (*trace, "--trace-time", "--time-scale", "0.5", "--processes", "2", "--json", str(path))
+    code, printed = ended(capsys, "--url", server.url, *words, "--block-size", "4")
+    assert (code, printed.err) == (0, "")
+    run = json.loads(path.read_text())
+    assert [r["intended_s"] for r in run["requests"]] == pytest.approx([0.0, 0.025, 0.05, 0.075])
+    assert run["pace"] == {
+        "rate": None,
+        "concurrency": None,
+        "trace_time": 1.0,
+        "processes": 2,
+        "time_scale": 0.5,
+        "think_s": 0.0,
+    }
+    assert run["simulated_hit_rate"] == 3 * (SALT_TOKENS + 8) / (4 * (SALT_TOKENS + 12))
+    prompts = [body["prompt"] for body in server.bodies[2:]]
+    assert len({tuple(prompt[: SALT_TOKENS + 8]) for prompt in prompts}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+    assert {body["max_tokens"] for body in server.bodies} == {2}
+
+
+def test_a_warm_up_does_not_pause(server, capsys, tmp_path):
+    path = tmp_path / "session.json"
+    requests = [
+        {"t": 0.0, "type": "n", "in": 64, "out": 2, "hash_ids": [1]},
+        {"t": 0.0, "type": "n", "in": 64, "out": 2, "hash_ids": [1], "think_time": 2.0},
+    ]
+    path.write_text(json.dumps({"id": "one", "requests": requests}))
+    words = ("--workload", "agentic", "--trace", str(path), "--json", "-")
+    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 64}
+    server.events[2] = {"choices": [], "usage": usage}
+    started = time.monotonic()
+    code, printed = ended(capsys, "--url", server.url, *words)
+    assert 2.0 <= time.monotonic() - started < 4.0
+    assert (code, len(json.loads(printed.out)["requests"]), len(server.bodies)) == (0, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--workload", "trace"), "--workload trace needs a file: --trace FILE"),
+        (("--trace", "x"), "--trace is for the workloads trace and agentic, not for multi-turn"),
+        (("--workload", "trace", "--trace", "/none"), "cannot be read"),
+        (("--trace-time",), "this load has no times of its own"),
+        (("--trace-time", "--rate", "1"), "name one"),
+        (("--processes", "3", "--concurrency", "2"), "3 processes cannot share 2 sessions at once"),
+    ],
+)
+def test_wrong_usage_of_traces_and_processes(server, capsys, words, message):
+    code, printed = ended(capsys, "--url", server.url, *words)
+    assert code == 2
+    assert message in printed.err
+    assert server.bodies == [], "before anything is sent"

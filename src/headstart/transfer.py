@@ -1,15 +1,13 @@
 """The only threads: they run the batches that tiers decide, bounded by bytes in flight.
 
 One `Transfer` drives one device. Beyond the bytes a device needs in flight to be busy, more only
-make every read wait longer (measured: 4 MiB reads take 3 ms alone and 28 ms eight at a time, at
-the same bandwidth), so the bound is on bytes, not on requests, and is measured per device by
-`headstart.inflight`.
+make every read wait longer (4 MiB reads: 3 ms alone, 28 ms eight at a time, at one bandwidth), so
+the bound is on bytes, not on requests, and is measured per device by `headstart.inflight`.
 
 Two lanes. Reads are taken by deadline, then in order of arrival, several batches at once: an urgent
-one goes before the blocks of others that are not in flight yet. Writes run one batch at a time, in
-order, because a block may only be published after its parent; each is decided when its turn comes.
-A write goes on only while no read waits to be started: a read never waits for more of it than the
-blocks in flight. Handing out an index costs a shared counter, 1 us, and no lock.
+one goes before the blocks of others that are not in flight yet. Writes run one batch at a time,
+since a block may only be published after its parent; each is decided when its turn comes, and goes
+on only while no read waits to be started: no read waits for more of it than the blocks in flight.
 """
 
 from __future__ import annotations
@@ -130,6 +128,8 @@ class Transfer:
     ) -> None:
         """`max_queued_nbytes` bounds the writes that wait; beyond it they are refused."""
         self.inflight_nbytes = inflight_nbytes
+        self.wanted_nbytes = inflight_nbytes
+        """At its present speed: more would only come later, all at once."""
         self.on_read: Callable[[ReadSample], None] | None = None
         """Told of every read when it is over, on one of the threads; must not block."""
         self._clock = clock
@@ -170,7 +170,7 @@ class Transfer:
 
     def num_at_once(self, item_nbytes: int) -> int:
         """Items of this size in flight: two more than the device needs, which are verified."""
-        return min(len(self._threads), self.inflight_nbytes // max(1, item_nbytes) + 2)
+        return min(len(self._threads), self.wanted_nbytes // max(1, item_nbytes) + 2)
 
     def ahead_nbytes(self, deadline: float) -> int:
         """Bytes still to be read before a read with this deadline."""
@@ -296,7 +296,7 @@ class Transfer:
         """A ticket with work for one more thread, counted as running."""
         ticket = self._reads[0] if self._reads else self._write
         nbytes = 0 if ticket is None else ticket._batch.item_nbytes
-        is_full = self._running_nbytes > self.inflight_nbytes + nbytes
+        is_full = self._running_nbytes > self.wanted_nbytes + nbytes
         if ticket is None or ticket._exhausted or is_full:
             return None
         ticket._num_workers += 1
@@ -324,8 +324,8 @@ class Transfer:
     def _moved(self, ticket: Ticket) -> None:
         """One more index was run."""
         if ticket is not self._write:
+            nbytes = ticket._nbytes // len(ticket._batch)
             with self._lock:
-                nbytes = ticket._nbytes // len(ticket._batch)
                 self._moved_nbytes += nbytes
                 ticket._counted_nbytes += nbytes
                 self._moved_at = self._clock()

@@ -105,7 +105,8 @@ def test_a_rate_search_has_the_runs_of_its_trials(tmp_path, run):
         ({"runs": None}, "runs is missing"),
         ({"runs": []}, "no request of any trial was answered"),
         ({"runs": search["runs"][1:2]}, "no request of any trial was answered"),
-        ({"runs": [5]}, "a run is a JSON object, not a int"),
+        ({"runs": [5]}, "runs is missing, or no list of runs"),
+        ({"runs": [{}]}, "has the schema None"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_runs(written(tmp_path, {**search, **wrong}))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from headstart.bench.drive import Pace, Target, drive
+from headstart.bench.drive import Pace, Target, drive, starts_of
 from headstart.bench.load import Ask
 from headstart.errors import ConfigError
 from stream_server import GOOD, SOON, USAGE, Server, chunk
@@ -159,3 +159,36 @@ def test_an_open_loop_does_not_wait_for_the_server(server):
     assert all(r.sent_s >= r.intended_s for r in requests)
     again, _ = driven(server, [ask(n) for n in range(10)], rate=50.0)
     assert [r.intended_s for r in again] == [r.intended_s for r in requests], "a seed"
+
+
+def test_a_trace_is_sent_at_its_times_whatever_the_server_does(server):
+    server.delay_s = 0.1
+    asks = [ask(n, at_s=at_s) for n, at_s in enumerate((0.0, 0.05, 0.05, 0.3))]
+    requests, _ = driven(server, asks, is_timed=True)
+    assert [r.intended_s for r in requests] == [0.0, 0.05, 0.05, 0.3]
+    assert server.num_running_max == 4
+    assert all(0.0 <= r.sent_s - r.intended_s < SOON / 10 for r in requests)
+
+
+def test_a_turn_that_is_late_counts_from_its_time(server):
+    server.delay_s = 0.1
+    asks = [ask(n, session="one", turn=n, at_s=0.05 * n, think_s=9.0) for n in range(2)]
+    _, later = driven(server, asks, is_timed=True)[0]
+    assert later.intended_s == 0.05
+    assert later.sent_s >= 0.4, "it follows the turn before"
+    assert later.ttft_s >= later.sent_s - later.intended_s
+
+
+def test_a_load_without_times_is_not_sent_at_them():
+    with pytest.raises(ConfigError, match="this load has no times of its own"):
+        starts_of([ask()], Pace(is_timed=True))
+    with pytest.raises(ConfigError, match="name one"):
+        Pace(rate=1.0, is_timed=True)
+    assert starts_of([ask(), ask(1)], Pace(concurrency=1)) == {}
+
+
+def test_a_run_tells_how_it_was_sent_and_no_more():
+    assert Pace(concurrency=4).told() == {"rate": None, "concurrency": 4}
+    assert Pace(rate=2.0, seed=3).told() == {"rate": 2.0, "concurrency": None}
+    told = Pace(is_timed=True, processes=2).told()
+    assert told == {"rate": None, "concurrency": None, "trace_time": 1.0, "processes": 2}

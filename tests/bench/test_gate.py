@@ -83,10 +83,11 @@ def test_throughput_at_a_load_that_nobody_would_have_is_no_proof(baseline, candi
     found = judge(baseline, faster, Demands())
     assert found.verdict is Verdict.INCONCLUSIVE
     assert any("--slo" in reason for reason in found.reasons)
-    open_loop = [[replaced(each, pace={"rate": 2.0}) for each in arm] for arm in (baseline, faster)]
-    found = judge(*open_loop, Demands(slo=SLO))
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert any("compare closed loops" in reason for reason in found.reasons)
+    for pace in ({"rate": 2.0}, {"rate": None, "trace_time": 1.0}):
+        open_loop = [[replaced(each, pace=pace) for each in arm] for arm in (baseline, faster)]
+        found = judge(*open_loop, Demands(slo=SLO))
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert any("compare closed loops" in reason for reason in found.reasons)
     unknown = [[with_requests(each, latency_s=None) for each in arm] for arm in (baseline, faster)]
     found = judge(*unknown, Demands(slo={"latency": 1e-3}))
     assert any("only 0.0%" in veto for veto in found.vetoes), "what is unknown is not met"

@@ -66,6 +66,12 @@ def test_salts_stand_before_and_behind_what_is_shared():
     assert fingerprint(one) != fingerprint(other)
 
 
+def test_where_nothing_is_a_sessions_own_there_is_no_salt_of_one():
+    ask = Ask(session="0", tokens=(1, 2, 3), num_shared=3, max_tokens=1)
+    (found,) = salted([ask], "a", SHAPE)
+    assert (len(found.tokens), found.tokens[SALT_TOKENS:]) == (SALT_TOKENS + 3, (1, 2, 3))
+
+
 def test_sessions_profit_from_what_they_share_only():
     asks = salted(make_load("shared-prefix", SHAPE), "salt", SHAPE)
     assert theoretical_hits(asks, 8) == [0, *[SALT_TOKENS + 64] * 4]

@@ -63,6 +63,20 @@ def test_a_device_that_became_slower_is_believed_at_once(rig):
     assert rig.device.costs(BLOCK).read_s(4 * BLOCK) > 6 * before
 
 
+def test_a_slow_device_has_less_in_flight(make_rig):
+    """Else the first block of a prefix came as late as its last."""
+    rig = make_rig(num_threads=40)
+    rig.transfer.inflight_nbytes = rig.transfer.wanted_nbytes = 32 * BLOCK
+    assert rig.transfer.num_at_once(BLOCK) == 34
+    rig.teach(SLOW)
+    assert 3 < rig.transfer.num_at_once(BLOCK) < 24, "50 ms a block"
+    assert rig.device.costs(BLOCK).lag_nbytes == rig.transfer.num_at_once(BLOCK) * BLOCK
+    rig.io(FAST)
+    for _ in range(12):
+        rig.read("abcd")
+    assert rig.transfer.num_at_once(BLOCK) == 34, "it has become fast"
+
+
 def test_what_is_being_read_and_what_waits_is_ahead_of_a_new_read(rig, soon):
     rig.teach()
     assert rig.device.costs(BLOCK).ahead_nbytes == 0

@@ -37,7 +37,7 @@ class Tier:
         self.device = world.services.devices.by_tier["file"]
         ((_, self.transfer),) = world.store.lower
         self.device._clock = self.transfer._clock = self.clock
-        self.transfer.inflight_nbytes = BLOCK
+        self.transfer.inflight_nbytes = self.transfer.wanted_nbytes = BLOCK
         world.slow._sleep = self.clock.skip
         self.block_s = 0.001
         world.slow.schedule = lambda number: Fault(latency_s=self.block_s)

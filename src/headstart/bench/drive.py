@@ -1,8 +1,9 @@
 """Drives a load against an OpenAI-compatible streaming server, and times what comes.
 
-Open loop: sessions start at random times of a rate (Poisson), whatever the server does, and times
-count from when a request should have been sent: a client that waits for a slow server would hide
-its queue. Closed loop: so many sessions at once. Turns of one session follow each other.
+Open loop: sessions start at random times of a rate (Poisson), or each request at its trace's time,
+whatever the server does, and times count from when a request should have been sent: a client that
+waits for a slow server would hide its queue. Closed loop: so many sessions at once. Turns of one
+session follow each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 Advance = Callable[[int], None]
+Meet = Callable[[], float]
+"""Waits for other clients, and gives the common start by `time.perf_counter`."""
 _MAX_ERROR = 200
 _ARRIVALS_SEED = "arrivals"
 _GAP_DIGITS = 6
@@ -45,32 +48,80 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a load is sent: one of both. Raises ConfigError."""
+    """How a load is sent: one of the first three. Raises ConfigError."""
 
     rate: float | None = None
     """Sessions that start a second."""
     concurrency: int | None = None
     """Sessions at once."""
+    is_timed: bool = False
+    """Each request at the time that it has in its trace."""
+    processes: int = 1
+    """That send it."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (self.rate is None) == (self.concurrency is None):
-            raise ConfigError("a load is sent at a rate, or by so many sessions at once: name one")
+        if (self.rate is not None) + (self.concurrency is not None) + self.is_timed != 1:
+            raise ConfigError(
+                "a load is sent at a rate, by so many sessions at once, or at the times of its "
+                "trace: name one"
+            )
         if self.rate is not None and not 0.0 < self.rate < math.inf:
             raise ConfigError(f"a rate of {self.rate} sessions a second")
+
+    def told(self) -> dict[str, float | None]:
+        """What a run says of it: no more than what makes runs incomparable."""
+        found: dict[str, float | None] = {"rate": self.rate, "concurrency": self.concurrency}
+        if self.is_timed:
+            found["trace_time"] = 1.0
+        if self.processes > 1:
+            found["processes"] = self.processes
+        return found
 
 
 class _Wrong(Exception):
     """An answer that is none, in a few words."""
 
 
-async def drive(
-    asks: Sequence[Ask], target: Target, pace: Pace, advance: Advance = lambda done: None
-) -> tuple[list[Request], float]:
-    """Send everything; what came of each ask, in their order, and seconds in all.
+def starts_of(asks: Sequence[Ask], pace: Pace) -> dict[str, float]:
+    """When each session is due, in seconds since the start; empty in a closed loop.
 
-    Raises ConfigError where the server cannot be reached at all.
+    Raises ConfigError where a trace's times are asked for and it has none.
     """
+    starts: dict[str, float] = {}
+    if pace.is_timed:
+        for ask in asks:
+            if ask.at_s is None:
+                raise ConfigError(
+                    "this load has no times of its own, so it cannot be sent at them; use a rate "
+                    "or a concurrency"
+                )
+            starts.setdefault(ask.session, ask.at_s)
+    elif pace.rate is not None:
+        rng = random.Random(f"{_ARRIVALS_SEED}/{pace.seed}")
+        at_s = 0.0
+        for ask in asks:
+            if ask.session not in starts:
+                starts[ask.session] = at_s
+                at_s += rng.expovariate(pace.rate)
+    return starts
+
+
+async def drive(
+    asks: Sequence[Ask],
+    target: Target,
+    pace: Pace,
+    advance: Advance = lambda done: None,
+    *,
+    starts: Mapping[str, float] | None = None,
+    meet: Meet = time.perf_counter,
+) -> tuple[list[Request], float]:
+    """Send everything from this process; what came of each ask, in order, and seconds in all.
+
+    `starts`: when each session of an open loop is due, by default as `starts_of` has it. Raises
+    ConfigError where the server cannot be reached at all.
+    """
+    starts = starts_of(asks, pace) if starts is None else starts
     try:
         import aiohttp
     except ModuleNotFoundError as error:
@@ -91,7 +142,11 @@ async def drive(
         }
         if server == "vllm":  # others may refuse what they do not know
             body["return_token_ids"] = True
-        return await _Driver(session, asks, target.url, body, pace, advance).run()
+        driver = _Driver(session, asks, f"{target.url}/v1/completions", body, advance)
+        started = meet()
+        if pace.concurrency is None:
+            return await driver.open_loop(starts, started, is_timed=pace.is_timed)
+        return await driver.closed_loop(pace.concurrency, started)
 
 
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, str]:
@@ -129,10 +184,9 @@ class _Driver:
         asks: Sequence[Ask],
         url: str,
         body: dict[str, object],
-        pace: Pace,
         advance: Advance,
     ) -> None:
-        self._session, self._url, self._body, self._pace = session, url, body, pace
+        self._session, self._url, self._body = session, url, body
         self._advance, self._num_done = advance, 0
         self._requests: list[Request | None] = [None] * len(asks)
         self._asks = asks
@@ -141,24 +195,21 @@ class _Driver:
             self._sessions.setdefault(ask.session, []).append(number)
         self._started = 0.0
 
-    async def run(self) -> tuple[list[Request], float]:
-        self._started = time.perf_counter()
-        if self._pace.rate is not None:
-            await self._open_loop(self._pace.rate)
-        else:
-            assert self._pace.concurrency is not None
-            await self._closed_loop(self._pace.concurrency)
-        return [each for each in self._requests if each is not None], self._now()
+    async def open_loop(
+        self, starts: Mapping[str, float], started: float, *, is_timed: bool
+    ) -> tuple[list[Request], float]:
+        self._started = started
+        await asyncio.gather(
+            *(
+                self._converse(numbers, starts[session], is_timed=is_timed)
+                for session, numbers in self._sessions.items()
+            )
+        )
+        return self._found()
 
-    async def _open_loop(self, rate: float) -> None:
-        rng = random.Random(f"{_ARRIVALS_SEED}/{self._pace.seed}")
-        at_s, tasks = 0.0, []
-        for numbers in self._sessions.values():
-            tasks.append(asyncio.create_task(self._converse(numbers, at_s)))
-            at_s += rng.expovariate(rate)
-        await asyncio.gather(*tasks)
-
-    async def _closed_loop(self, concurrency: int) -> None:
+    async def closed_loop(self, concurrency: int, started: float) -> tuple[list[Request], float]:
+        self._started = started
+        await asyncio.sleep(max(0.0, -self._now()))
         waiting = iter(self._sessions.values())
 
         async def work() -> None:
@@ -166,12 +217,21 @@ class _Driver:
                 await self._converse(numbers, self._now())
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
+        return self._found()
 
-    async def _converse(self, numbers: Sequence[int], at_s: float) -> None:
+    def _found(self) -> tuple[list[Request], float]:
+        return [each for each in self._requests if each is not None], self._now()
+
+    async def _converse(
+        self, numbers: Sequence[int], at_s: float, *, is_timed: bool = False
+    ) -> None:
         """The turns of a session, of which the first is due at `at_s`."""
         for number in numbers:
             ask = self._asks[number]
-            at_s += ask.think_s
+            if is_timed and ask.at_s is not None:
+                at_s = ask.at_s  # also where the turn before is late: that is the server's
+            else:
+                at_s += ask.think_s
             await asyncio.sleep(max(0.0, at_s - self._now()))
             self._requests[number] = await self._ask(ask, at_s)
             at_s = self._now()
@@ -194,7 +254,7 @@ class _Driver:
         }
         body = {**self._body, "prompt": list(ask.tokens), "max_tokens": ask.max_tokens}
         try:
-            async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
+            async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
                     text = (await response.text())[:_MAX_ERROR]
                     raise _Wrong(f"HTTP {response.status}: {text}")

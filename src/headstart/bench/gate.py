@@ -103,7 +103,7 @@ def judge(baseline: Sequence[Run], candidate: Sequence[Run], demands: Demands) -
     if demands.throughput_gain > 0.0:
         bound = 1.0 + demands.throughput_gain
         verdict = _decide(passes=throughput.lower95 >= bound, fails=throughput.upper95 < bound)
-        if any((run.pace or {}).get("rate") for pair in pairs for run in pair):
+        if any(run.is_open_loop for pair in pairs for run in pair):
             verdict = Verdict.INCONCLUSIVE
             unproven.append("throughput: an open loop sends the same to both; compare closed loops")
         elif not demands.slo:

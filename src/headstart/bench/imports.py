@@ -4,6 +4,8 @@
     headstart bench rate                                 JSON, schema headstart.bench.rate/1
     vllm bench serve --save-result --save-detailed       JSON
     sglang.bench_serving --output-file --output-details  JSON lines, one a run
+    guidellm, output of kind json                        JSON, a list of runs
+    aiperf profile --export-level records                JSON lines, one a request
 
 What only tells averages cannot be compared, and is refused with the option that tells more.
 """
@@ -17,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.bench import import_aiperf, import_guidellm
 from headstart.bench.rate import SCHEMA as RATE_SCHEMA
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
@@ -25,7 +28,7 @@ _MAX_ERROR = 200
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in a file, one but for JSON lines. Raises ConfigError."""
+    """The runs in a file: one, or as many as it has. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -42,28 +45,23 @@ def read_runs(path: Path) -> list[Run]:
                 documents.append(json.loads(line))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
+    if all(map(import_aiperf.is_record, documents)):
+        return [check(import_aiperf.run(documents, path), path)]
     return [check(run, path) for document in documents for run in _runs(document, path)]
 
 
 def _runs(document: Any, path: Path) -> list[Run]:
-    """The runs of a rate search in which anything was answered, or the one a document is."""
-    if not isinstance(document, dict) or document.get("schema") != RATE_SCHEMA:
-        return [_run(document, path)]
-    if not isinstance(document.get("runs"), list):
-        raise ConfigError(f"{path}: runs is missing, or no list")
-    runs = [run for each in document["runs"] if (run := _run(each, path)).good]
-    if not runs:
-        raise ConfigError(f"{path}: no request of any trial was answered")
-    return runs
-
-
-def _run(document: Any, path: Path) -> Run:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: a run is a JSON object, not a {type(document).__name__}")
+    if document.get("schema") == RATE_SCHEMA:
+        return _trials(document, path)
     if "schema" in document:
-        return _own(document, path)
+        return [_own(document, path)]
     if "ttfts" in document:
-        return _arrays(document, path)
+        return [_arrays(document, path)]
+    if import_guidellm.is_report(document):
+        return import_guidellm.runs(document, path)
+    import_aiperf.refuse(document, path)
     if "median_ttft_ms" in document:
         option = "--output-details" if "accept_length" in document else "--save-detailed"
         raise ConfigError(
@@ -72,13 +70,25 @@ def _run(document: Any, path: Path) -> Run:
     known = ", ".join(sorted(document)[:8])
     raise ConfigError(
         f"{path} is of no known tool (its keys: {known}); known: headstart bench serve, "
-        "vllm bench serve --save-detailed, sglang.bench_serving --output-details"
+        "vllm bench serve --save-detailed, sglang.bench_serving --output-details, guidellm's JSON, "
+        "aiperf's profile_export.jsonl"
     )
 
 
+def _trials(document: Mapping[str, Any], path: Path) -> list[Run]:
+    """The runs of a rate search in which anything was answered."""
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(each, dict) for each in runs):
+        raise ConfigError(f"{path}: runs is missing, or no list of runs")
+    found = [run for each in runs if (run := _own(each, path)).good]
+    if not found:
+        raise ConfigError(f"{path}: no request of any trial was answered")
+    return found
+
+
 def _own(document: Mapping[str, Any], path: Path) -> Run:
-    if document["schema"] != SCHEMA:
-        raise ConfigError(f"{path} has the schema {document['schema']!r}, not {SCHEMA!r}")
+    if document.get("schema") != SCHEMA:
+        raise ConfigError(f"{path} has the schema {document.get('schema')!r}, not {SCHEMA!r}")
     try:
         return msgspec.convert(document, Run)
     except msgspec.ValidationError as error:

@@ -5,6 +5,9 @@ no run profits from another and no session from one that is not meant to share:
 
     run salt | what all share (system prompt, documents) | session salt | the session's own
 
+A prompt of which nothing is its session's own has the first salt only: those of traces, which tell
+by themselves what is shared (`headstart.bench.traces`).
+
 Answers of earlier turns are made up, with a seed: what a model answers would differ between arms.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -22,6 +26,8 @@ SALT_TOKENS = 8
 VOCABULARY = 30_000
 """Ordinary words in those of all models in use; special tokens lie at the ends of theirs."""
 _FIRST_SHARE = 30
+TRACED = ("trace", "agentic")
+"""Workloads that `headstart.bench.traces` reads from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,8 @@ class Ask:
     turn: int = 0
     think_s: float = 0.0
     """After the answer to the session's turn before."""
+    at_s: float | None = None
+    """When its trace had it, since the start; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +106,22 @@ WORKLOADS: dict[str, Callable[[Shape, random.Random], Iterator[Ask]]] = {
 def make_load(workload: str, shape: Shape) -> list[Ask]:
     """The asks of a workload, in the order in which they are first possible. Raises ConfigError."""
     if workload not in WORKLOADS:
-        raise ConfigError(f"workload {workload!r} is unknown; known: {', '.join(WORKLOADS)}")
+        known = ", ".join((*WORKLOADS, *TRACED))
+        raise ConfigError(f"workload {workload!r} is unknown; known: {known}")
     if min(shape.sessions, shape.turns, shape.own_tokens, shape.output_tokens) < 1:
         raise ConfigError("sessions, turns, own tokens and output tokens are at least 1")
-    if shape.vocabulary < _FIRST_SHARE:
-        raise ConfigError(f"a vocabulary of {shape.vocabulary} tokens is too small")
+    check_vocabulary(shape.vocabulary)
     if shape.shared_tokens < 0 or shape.documents < 1:
         raise ConfigError("shared tokens are not negative, documents at least 1")
     if not 0.0 <= shape.think_s < math.inf:
         raise ConfigError(f"thinking for {shape.think_s} s")
     return list(WORKLOADS[workload](shape, random.Random(f"{workload}/{shape.seed}")))
+
+
+def check_vocabulary(vocabulary: int) -> None:
+    """Raises ConfigError where too few tokens are left to make texts of."""
+    if vocabulary < _FIRST_SHARE:
+        raise ConfigError(f"a vocabulary of {vocabulary} tokens is too small")
 
 
 def salted(asks: Iterable[Ask], salt: str, shape: Shape) -> list[Ask]:
@@ -119,7 +133,7 @@ def salted(asks: Iterable[Ask], salt: str, shape: Shape) -> list[Ask]:
     found = []
     for ask in asks:
         shared, own = ask.tokens[: ask.num_shared], ask.tokens[ask.num_shared :]
-        tokens = words(salt) + shared + words(salt, ask.session) + own
+        tokens = words(salt) + shared + (words(salt, ask.session) + own if own else ())
         found.append(replace(ask, tokens=tokens, num_shared=SALT_TOKENS + len(shared)))
     return found
 
@@ -132,7 +146,7 @@ def fingerprint(asks: Iterable[Ask]) -> str:
     return digest.hexdigest()
 
 
-def theoretical_hits(asks: Sequence[Ask], block_size: int) -> list[int]:
+def theoretical_hits(asks: Iterable[Ask], block_size: int) -> list[int]:
     """Tokens of each prompt that a cache without limit would know, if asked in this order.
 
     Whole blocks, and never the last token, which every engine computes.
@@ -141,8 +155,9 @@ def theoretical_hits(asks: Sequence[Ask], block_size: int) -> list[int]:
     hits = []
     for ask in asks:
         chain, hit, is_hit = b"", 0, True
-        for start in range(0, len(ask.tokens) - block_size + 1, block_size):
-            block = repr(ask.tokens[start : start + block_size]).encode()
+        tokens = array("Q", ask.tokens)
+        for start in range(0, len(tokens) - block_size + 1, block_size):
+            block = tokens[start : start + block_size].tobytes()
             chain = blake2b(chain + block, digest_size=16).digest()
             is_hit = is_hit and chain in known
             hit += block_size * is_hit
@@ -170,6 +185,11 @@ def _ask(
     )
 
 
+def words_of(vocabulary: int) -> range:
+    """The token ids that texts are made of."""
+    return range(vocabulary // _FIRST_SHARE, vocabulary)
+
+
 def _words(shape: Shape, rng: random.Random, count: int) -> tuple[int, ...]:
-    first = shape.vocabulary // _FIRST_SHARE
-    return tuple(rng.randrange(first, shape.vocabulary) for _ in range(count))
+    words = words_of(shape.vocabulary)
+    return tuple(rng.randrange(words.start, words.stop) for _ in range(count))

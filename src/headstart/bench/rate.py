@@ -38,6 +38,8 @@ class Plan:
     precision: float = 0.05
     """The answer and the next rate that missed differ by at most this share."""
     max_trials: int = 16
+    least_share: float = 0.99
+    """Of the requests, that meet the SLO."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.first_rate < math.inf:

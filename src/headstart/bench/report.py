@@ -146,7 +146,7 @@ def not_measured(report: Report) -> list[str]:
         ),
         "p99: too few answers": any(s.times["ttft"].quantiles["p99"] is None for s in summaries),
         "how long requests would queue: a closed loop sends less to a slow server": any(
-            run.pace is not None and not run.pace.get("rate") for run in runs
+            run.pace is not None and not run.is_open_loop for run in runs
         ),
     }
     found = [told for told, is_missing in missing.items() if is_missing]

@@ -68,7 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     has_prefix_cache: bool | None = None
     """Whether the engine's own prefix cache was on."""
     pace: dict[str, float | None] | None = None
-    """How it was sent: `rate` (None: a closed loop), `concurrency` and the like."""
+    """How it was sent: `rate`, `concurrency` or `trace_time`, and the like."""
     block_size: int = 1
     """Tokens: hits are multiples of it."""
     prompts: str | None = None
@@ -84,6 +84,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def good(self) -> list[Request]:
         """Requests that were answered."""
         return [request for request in self.requests if request.is_good]
+
+    @property
+    def is_open_loop(self) -> bool:
+        """Whether requests were sent however fast the server answers."""
+        return bool(self.pace and (self.pace.get("rate") or self.pace.get("trace_time")))
 
     @property
     def output_tokens_per_s(self) -> float:

@@ -1,102 +1,55 @@
-"""A load and its runs: what is asked of every server, whoever started it."""
+"""A load and a run of it: what is asked of a server, and what came of it."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from headstart.bench.drive import Advance, Pace, Target, drive
-from headstart.bench.load import (
-    Ask,
-    Shape,
-    fingerprint,
-    hit_rate,
-    make_load,
-    salted,
-    theoretical_hits,
-)
+from headstart.bench.drive import Advance, Pace, Target
+from headstart.bench.load import Ask, Shape, fingerprint, hit_rate, salted
+from headstart.bench.processes import send
 from headstart.bench.run import Run
-from headstart.errors import ConfigError
-
-_WARM = Pace(concurrency=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked, and how. Made by `make`."""
+    """What is asked, and how."""
 
     workload: str
     shape: Shape
     pace: Pace
-    asks: tuple[Ask, ...]
+    asks: list[Ask]
     """Without salts."""
     block_size: int
-    """The servers', for the hit rate that is possible."""
-    num_warm_up: int
-
-    @classmethod
-    def make(
-        cls, workload: str, shape: Shape, pace: Pace, *, block_size: int, num_warm_up: int
-    ) -> Load:
-        """The load of a workload. Raises ConfigError."""
-        return cls(
-            workload=workload,
-            shape=shape,
-            pace=pace,
-            asks=tuple(make_load(workload, shape)),
-            block_size=block_size,
-            num_warm_up=num_warm_up,
-        )
+    """The server's, for the hit rate that is possible."""
+    told: Mapping[str, float | None] = field(default_factory=dict)
+    """What a run says of its pace beside what `pace` does."""
 
 
-def check_installed() -> None:
-    """Find out whether a load can be sent: before servers are started. Raises ConfigError."""
-    try:
-        import aiohttp  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError("a load needs aiohttp: pip install 'headstart[bench]'") from error
-
-
-def warm_up(load: Load, target: Target, *, at_least: int = 0) -> None:
+def warm_up(load: Load, target: Target, num_requests: int) -> None:
     """Let a server compile and allocate, with prompts that nobody asks again."""
-    asks = load.asks[: max(load.num_warm_up, at_least)]
-    if asks:
-        thrown_away = salted(asks, secrets.token_hex(8), load.shape)
-        asyncio.run(drive(thrown_away, target, _WARM))
+    at_once = [replace(ask, think_s=0.0) for ask in load.asks[:num_requests]]
+    if at_once:
+        send(salted(at_once, secrets.token_hex(8), load.shape), target, Pace(concurrency=1))
 
 
-def measure(
-    load: Load, target: Target, salt: str, advance: Advance, *, is_again: bool = False
-) -> Run:
+def measure(load: Load, target: Target, salt: str, advance: Advance) -> Run:
     """Send the load once. `advance` hears how many requests are done.
 
-    `is_again`: it was sent before with this salt, so that more of it may be hit. Raises ConfigError
-    where the server cannot be reached at all.
+    Raises ConfigError where the server cannot be reached at all, HeadstartError where a client
+    dies.
     """
     asked = salted(load.asks, salt, load.shape)
-    requests, seconds = asyncio.run(drive(asked, target, load.pace, advance))
+    requests, seconds = send(asked, target, load.pace, advance)
     return Run(
         tool="headstart",
         duration_s=seconds,
         requests=tuple(requests),
-        pace={
-            "rate": load.pace.rate,
-            "concurrency": load.pace.concurrency,
-            "think_s": load.shape.think_s,
-        },
+        pace={**load.pace.told(), **load.told, "think_s": load.shape.think_s},
         block_size=load.block_size,
         prompts=fingerprint(load.asks),
-        simulated_hit_rate=_possible(asked, load.block_size, is_again=is_again),
+        simulated_hit_rate=hit_rate(asked, load.block_size),
         workload=load.workload,
         salt=salt,
     )
-
-
-def _possible(asked: Sequence[Ask], block_size: int, *, is_again: bool) -> float:
-    """The hit rate of a cache without limit."""
-    if not is_again:
-        return hit_rate(asked, block_size)
-    hits = theoretical_hits([*asked, *asked], block_size)[len(asked) :]
-    return sum(hits) / sum(len(ask.tokens) for ask in asked)

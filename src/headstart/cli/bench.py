@@ -13,6 +13,7 @@ from headstart import render
 from headstart.cli.bench_rate import rate
 from headstart.cli.bench_report import report
 from headstart.cli.bench_serve import serve
+from headstart.cli.bench_workload import workload
 from headstart.cli.options import JsonTarget
 from headstart.units import format_nbytes, format_seconds, parse_nbytes
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command(name="serve")(serve)
 app.command(name="rate")(rate)
 app.command(name="report")(report)
+app.command(name="workload")(workload)
 
 
 @app.command()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart import render
-from headstart.cli.bench_report import check_html, report_runs
+from headstart.cli.bench_report import ReportOptions
 from headstart.cli.bench_serve import (
     ApiKey,
     BlockSize,
@@ -29,53 +29,140 @@ from headstart.cli.bench_serve import (
     WarmUp,
     Workload,
 )
-from headstart.cli.options import Html, JsonTarget, SloText, parse_share
+from headstart.cli.load_options import TraceOptions
+from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
+    from headstart.bench.drive import Target
+    from headstart.bench.load import Ask, Shape
     from headstart.bench.rate import Plan, Trial
+    from headstart.bench.run import Run
     from headstart.bench.serve import Load
     from headstart.bench.slo import Slo
 
 EXIT_FINDING = 1
-Told = Mapping[str, Any]
-"""The command's options by their names, as typer has checked them."""
 
 
-def rate(
-    context: typer.Context,
-    slo: SloText,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What is searched, and how exactly."""
+
     slo_share: Annotated[
         str, typer.Option(help="Share of the requests that have to meet the SLO.")
-    ] = "99%",
+    ] = "99%"
     first_rate: Annotated[
         float, typer.Option(min=1e-6, help="The first to try: sessions that start a second.")
-    ] = 1.0,
+    ] = 1.0
     precision: Annotated[
         str, typer.Option(help="How near the answer has to be to a rate that misses.")
-    ] = "5%",
-    max_trials: Annotated[int, typer.Option(min=1, help="Rates to try at most.")] = 16,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of a trial, at least.")] = 300,
+    ] = "5%"
+    max_trials: Annotated[int, typer.Option(min=1, help="Rates to try at most.")] = 16
+
+    def plan(self) -> Plan:
+        """Raises ConfigError."""
+        from headstart.bench.rate import Plan
+
+        return Plan(
+            first_rate=self.first_rate,
+            precision=parse_share("--precision", self.precision),
+            max_trials=self.max_trials,
+            least_share=parse_share("--slo-share", self.slo_share),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """What is sent in each trial."""
+
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a trial, at least.")] = 300
     seconds: Annotated[
         float, typer.Option(min=0.0, help="Seconds over which a trial sends, at least.")
-    ] = 30.0,
+    ] = 30.0
+    processes: Annotated[
+        int, typer.Option(min=1, help="Client processes that share the sessions.")
+    ] = 1
+    workload: Workload = "multi-turn"
+    turns: Turns = 4
+    shared_tokens: SharedTokens = 1024
+    own_tokens: OwnTokens = 256
+    output_tokens: OutputTokens = 32
+    documents: Documents = 8
+    think: Think = 0.0
+    seed: Seed = 0
+    block_size: BlockSize = 16
+    vocabulary: Vocabulary = 30_000
+
+    def load(self, rate: float, traced: TraceOptions) -> Load:
+        """Enough of the workload for a trial at a rate. Raises ConfigError."""
+        from headstart.bench.drive import Pace
+        from headstart.bench.serve import Load
+
+        one = traced.asks(self.workload, self._shape(1))
+        if traced.trace is None:
+            num_sessions = self._num_sessions(rate, len(one))
+            asks = traced.asks(self.workload, self._shape(num_sessions))
+        else:
+            asks = self._first(one, rate)
+        return Load(
+            workload=self.workload,
+            shape=self._shape(1),
+            pace=Pace(rate=rate, processes=self.processes, seed=self.seed),
+            asks=asks,
+            block_size=self.block_size,
+            told=traced.told(),
+        )
+
+    def _first(self, asks: list[Ask], rate: float) -> list[Ask]:
+        """The first sessions of a trace that are enough, or all of it."""
+        if len(asks) < self.requests:
+            raise ConfigError(
+                f"the trace has {len(asks)} requests, and a trial {self.requests}: take more of "
+                "it, or --requests of less"
+            )
+        sizes: dict[str, int] = {}
+        for ask in asks:
+            sizes[ask.session] = sizes.get(ask.session, 0) + 1
+        chosen: set[str] = set()
+        num_requests = 0
+        for session, size in sizes.items():
+            if num_requests >= self.requests and len(chosen) >= rate * self.seconds:
+                break
+            chosen.add(session)
+            num_requests += size
+        return [ask for ask in asks if ask.session in chosen]
+
+    def _num_sessions(self, rate: float, requests_each: int) -> int:
+        return max(math.ceil(self.requests / requests_each), math.ceil(rate * self.seconds))
+
+    def _shape(self, num_sessions: int) -> Shape:
+        from headstart.bench.load import Shape
+
+        return Shape(
+            sessions=num_sessions,
+            turns=self.turns,
+            shared_tokens=self.shared_tokens,
+            own_tokens=self.own_tokens,
+            output_tokens=self.output_tokens,
+            documents=self.documents,
+            think_s=self.think,
+            seed=self.seed,
+            vocabulary=self.vocabulary,
+        )
+
+
+@grouped
+def rate(
+    sought: SearchOptions,
+    shown: ReportOptions,
+    trial: TrialOptions,
+    traced: TraceOptions,
     url: Url = "http://127.0.0.1:8000",
     model: Model = "",
     api_key: ApiKey = "",
-    workload: Workload = "multi-turn",
-    turns: Turns = 4,
-    shared_tokens: SharedTokens = 1024,
-    own_tokens: OwnTokens = 256,
-    output_tokens: OutputTokens = 32,
-    documents: Documents = 8,
-    think: Think = 0.0,
-    seed: Seed = 0,
-    arm: Annotated[str, typer.Option(help="What is measured, for the result.")] = "",
-    block_size: BlockSize = 16,
-    vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
+    arm: Annotated[str, typer.Option(help="What is measured, for the result.")] = "",
     prefix_cache: PrefixCache = None,
-    html: Html = None,
     json: JsonTarget = None,
 ) -> None:
     """Find the highest rate of sessions at which a server still meets an SLO.
@@ -87,104 +174,60 @@ def rate(
 
     Exit code 1 when no rate met the SLO.
     """
-    from headstart.bench.rate import Plan, search
-    from headstart.bench.slo import parse_slo
+    from msgspec import structs
 
-    level, least = parse_slo(slo), parse_share("--slo-share", slo_share)
-    if not level.limits:
-        raise ConfigError("--slo is empty; name what requests have to meet, such as ttft=2s")
-    plan = Plan(
-        first_rate=first_rate,
-        precision=parse_share("--precision", precision),
-        max_trials=max_trials,
-    )
+    from headstart.bench.drive import Target
+    from headstart.bench.rate import best_rate, search
+
+    slo, plan = shown.checked(), sought.plan()
+    if not slo.limits:
+        raise ConfigError("name with --slo what requests have to meet, such as ttft=2s,tpot=100ms")
     render.check_target(json)
-    check_html(html)
+    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
     trials: list[Trial] = []
+
+    def run(rate: float, advance: render.Advance) -> Run:
+        load, number = trial.load(rate, traced), len(trials) + 1
+        found = _run(load, target, number, 0 if trials else warm_up, advance)
+        return structs.replace(found, arm=arm, has_prefix_cache=prefix_cache)
+
     try:
         with render.progress("bench rate") as progress:
-            search(_measure(context.params, level, least, trials, progress), plan, trials)
+            search(_tried(lambda rate: run(rate, progress), slo, plan, trials), plan, trials)
     finally:  # what was found until it was interrupted is published, too
         if trials:
-            document = _document(trials, plan, level, least)
-            render.publish(document, json, lambda: _show(trials, plan, level))
-    _finish(trials, level, html)
-
-
-def _finish(trials: list[Trial], slo: Slo, html: Path | None) -> None:
-    from headstart.bench.rate import best_rate
-
-    if html is not None:
-        report_runs([trial.run for trial in trials if trial.run is not None], slo, html)
+            render.publish(_document(trials, plan, slo), json, lambda: _show(trials, plan, slo))
+    shown.write([each.run for each in trials if each.run is not None], slo)
     if best_rate(trials) is None:
         raise typer.Exit(EXIT_FINDING)
 
 
-def _measure(
-    told: Told, slo: Slo, least_share: float, trials: list[Trial], progress: render.Advance
-) -> Callable[[float], Trial]:
-    """What tries a rate. It raises where not even the first can be tried."""
-    from msgspec import structs
-
-    from headstart.bench.drive import Target
-    from headstart.bench.rate import Outcome, Trial, judge_trial
+def _run(load: Load, target: Target, number: int, num_warm_up: int, advance: render.Advance) -> Run:
     from headstart.bench.serve import measure, warm_up
 
-    target = Target(url=told["url"].rstrip("/"), model=told["model"], api_key=told["api_key"])
+    warm_up(load, target, num_warm_up)
+    title, count = f"trial {number}, {load.pace.rate:.3g} sessions/s", len(load.asks)
+    return measure(load, target, secrets.token_hex(8), lambda done: advance(title, done, count))
 
-    def measured(rate: float) -> Trial:
-        load = _load(told, rate)
-        title = f"trial {len(trials) + 1}, {rate:.3g} sessions/s"
+
+def _tried(
+    run: Callable[[float], Run], slo: Slo, plan: Plan, trials: list[Trial]
+) -> Callable[[float], Trial]:
+    """What tries a rate. It raises where not even the first can be tried."""
+    from headstart.bench.rate import Outcome, Trial, judge_trial
+
+    def tried(rate: float) -> Trial:
         try:
-            if not trials:
-                warm_up(load, target)
-            run = measure(
-                load,
-                target,
-                secrets.token_hex(8),
-                lambda done: progress(title, done, len(load.asks)),
-            )
+            return judge_trial(rate, run(rate), slo, plan.least_share)
         except HeadstartError as error:
             if not trials:
                 raise
             return Trial(rate=rate, outcome=Outcome.INVALID, reason=str(error))
-        run = structs.replace(run, arm=told["arm"], has_prefix_cache=told["prefix_cache"])
-        return judge_trial(rate, run, slo, least_share)
 
-    return measured
+    return tried
 
 
-def _load(told: Told, rate: float) -> Load:
-    """Enough of the workload for a trial."""
-    from dataclasses import replace
-
-    from headstart.bench.drive import Pace
-    from headstart.bench.load import Shape, make_load
-    from headstart.bench.serve import Load
-
-    shape = Shape(
-        sessions=1,
-        turns=told["turns"],
-        shared_tokens=told["shared_tokens"],
-        own_tokens=told["own_tokens"],
-        output_tokens=told["output_tokens"],
-        documents=told["documents"],
-        think_s=told["think"],
-        seed=told["seed"],
-        vocabulary=told["vocabulary"],
-    )
-    requests_each = len(make_load(told["workload"], shape))
-    sessions = max(math.ceil(told["requests"] / requests_each), math.ceil(rate * told["seconds"]))
-    return Load.make(
-        told["workload"],
-        replace(shape, sessions=sessions),
-        Pace(rate=rate, seed=told["seed"]),
-        block_size=told["block_size"],
-        num_warm_up=told["warm_up"],
-    )
-
-
-def _document(trials: list[Trial], plan: Plan, slo: Slo, least_share: float) -> dict[str, object]:
+def _document(trials: list[Trial], plan: Plan, slo: Slo) -> dict[str, object]:
     import msgspec
 
     from headstart.bench.environment import describe
@@ -195,7 +238,7 @@ def _document(trials: list[Trial], plan: Plan, slo: Slo, least_share: float) -> 
         "schema": SCHEMA,
         "environment": describe(),
         "slo": {"limits_s": dict(slo.limits), "presets": list(slo.presets), "note": slo.note},
-        "slo_share": least_share,
+        "slo_share": plan.least_share,
         "precision": plan.precision,
         "best_rate": best_rate(trials),
         "is_precise": is_precise(trials, plan),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart import render
-from headstart.cli.options import Html, JsonTarget, SloText
+from headstart.cli.options import JsonTarget, grouped
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,56 +19,72 @@ if TYPE_CHECKING:
     from headstart.bench.slo import Slo
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What runs are held against, and the page that is written of them."""
+
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="What requests have to meet, such as ttft=2s,tpot=100ms,latency=30s, or a preset "
+            "such as mlperf-llama3.1-8b-server, which is only MLPerf-style."
+        ),
+    ] = None
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with plots to FILE; needs matplotlib."),
+    ] = None
+
+    def checked(self) -> Slo:
+        """The service level. Raises ConfigError, before long work, where either is wrong."""
+        from headstart.bench.slo import parse_slo
+        from headstart.figure import check_installed
+
+        if self.html is not None:
+            check_installed()
+            render.check_target(str(self.html), option="--html")
+        return parse_slo(self.slo)
+
+    def write(self, runs: Sequence[Run], slo: Slo) -> None:
+        """The page of a command's own runs, if one is asked for. Raises ConfigError."""
+        from headstart.bench.report import make_report
+
+        if self.html is None:
+            return
+        answered = [("run", run) for run in runs if run.good]
+        if not answered:
+            raise ConfigError("--html: no request was answered, so there is nothing to draw")
+        self.write_page(make_report(answered, slo))
+
+    def write_page(self, made: Report) -> None:
+        """A page that is made already, if one is asked for. Raises ConfigError."""
+        from headstart.bench.report import report_html
+
+        if self.html is not None:
+            render.write_text(self.html, report_html(made), option="--html")
+
+
+@grouped
 def report(
+    shown: ReportOptions,
     files: Annotated[
         list[Path], typer.Argument(help="Runs, of any tool that `headstart gate` reads.")
     ],
-    slo: SloText = None,
-    html: Html = None,
     json: JsonTarget = None,
 ) -> None:
     """Show runs side by side: quantiles with intervals, throughput, hits, goodput; as a page, too.
 
-    Runs are JSON files of the schema headstart.bench.serve/1 or headstart.bench.rate/1, of `vllm
-    bench serve --save-result --save-detailed` or of SGLang's bench_serving with --output-details.
-    They are grouped by arm and phase; a run without an arm has its file's name. To judge one arm
-    against another, use `headstart gate`.
+    Runs are files that `headstart gate` reads, or what `headstart bench rate` wrote. They are
+    grouped by arm and phase; a run without an arm has its file's name. To judge one arm against
+    another, use `headstart gate`.
     """
     from headstart.bench.imports import read_runs
     from headstart.bench.report import make_report, report_document
-    from headstart.bench.slo import parse_slo
 
-    level = parse_slo(slo)
-    check_html(html)
-    made = make_report([(path.stem, run) for path in files for run in read_runs(path)], level)
-    write_html(made, html)
+    slo = shown.checked()
+    made = make_report([(path.stem, run) for path in files for run in read_runs(path)], slo)
+    shown.write_page(made)
     render.publish(report_document(made), json, lambda: _show(made))
-
-
-def check_html(html: Path | None) -> None:
-    """Find out before long work whether a page can be made. Raises ConfigError."""
-    if html is not None:
-        from headstart.figure import check_installed
-
-        check_installed()
-        render.check_target(str(html), option="--html")
-
-
-def write_html(made: Report, html: Path | None) -> None:
-    """Write the page, if one is asked for. Raises ConfigError."""
-    if html is not None:
-        from headstart.bench.report import report_html
-
-        render.write_text(html, report_html(made), option="--html")
-
-
-def report_runs(runs: list[Run], slo: Slo, html: Path | None) -> None:
-    """The page of a command's own runs. Raises ConfigError."""
-    from headstart.bench.report import make_report
-
-    if not any(run.good for run in runs):
-        raise ConfigError("--html: no request was answered, so there is nothing to draw")
-    write_html(make_report([("run", run) for run in runs if run.good], slo), html)
 
 
 def _show(made: Report) -> None:

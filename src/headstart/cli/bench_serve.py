@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart import render
-from headstart.cli.bench_report import check_html, report_runs
-from headstart.cli.options import Html, JsonTarget, SloText
+from headstart.cli.bench_report import ReportOptions
+from headstart.cli.load_options import SendOptions, TraceOptions
+from headstart.cli.options import JsonTarget, grouped
 
 if TYPE_CHECKING:
     from headstart.bench.drive import Target
@@ -27,7 +27,11 @@ ApiKey = Annotated[
     str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Where the server asks.")
 ]
 Workload = Annotated[
-    str, typer.Option(help="shared-prefix, multi-turn, rag, or unique (nothing to hit).")
+    str,
+    typer.Option(
+        help="shared-prefix, multi-turn, rag, unique (nothing to hit), or with --trace: trace, "
+        "agentic (sessions with pauses)."
+    ),
 ]
 Sessions = Annotated[int, typer.Option(min=1, help="Sessions, each with its own text.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")]
@@ -64,7 +68,11 @@ PrefixCache = Annotated[
 ]
 
 
+@grouped
 def serve(
+    traced: TraceOptions,
+    sending: SendOptions,
+    shown: ReportOptions,
     url: Url = "http://127.0.0.1:8000",
     model: Model = "",
     api_key: ApiKey = "",
@@ -85,8 +93,6 @@ def serve(
     vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
     prefix_cache: PrefixCache = None,
-    slo: SloText = None,
-    html: Html = None,
     json: JsonTarget = None,
 ) -> None:
     """Drive a load against an OpenAI-compatible streaming server, and time every request.
@@ -99,14 +105,12 @@ def serve(
     """
     from msgspec import structs
 
-    from headstart.bench.drive import Pace, Target
+    from headstart.bench.drive import Target
     from headstart.bench.load import Shape
     from headstart.bench.serve import Load
-    from headstart.bench.slo import parse_slo
 
     render.check_target(json)
-    level = parse_slo(slo)
-    check_html(html)
+    slo = shown.checked()
     shape = Shape(
         sessions=sessions,
         turns=turns,
@@ -118,24 +122,34 @@ def serve(
         seed=seed,
         vocabulary=vocabulary,
     )
-    pace = Pace(rate=rate, concurrency=concurrency or (None if rate else 1), seed=seed)
-    load = Load.make(workload, shape, pace, block_size=block_size, num_warm_up=warm_up)
+    asks = traced.asks(workload, shape)
+    load = Load(
+        workload=workload,
+        shape=shape,
+        pace=sending.pace(asks, rate, concurrency, seed),
+        asks=asks,
+        block_size=block_size,
+        told=traced.told(),
+    )
     target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
-    run = _run(load, target, secrets.token_hex(8) if salt is None else salt)
+    run = _run(load, target, secrets.token_hex(8) if salt is None else salt, warm_up)
     run = structs.replace(run, arm=arm, has_prefix_cache=prefix_cache)
-    _publish(run, json, level, html)
+    _publish(run, json, slo)
+    shown.write([run], slo)
+    if len(run.good) < len(run.requests):
+        raise typer.Exit(EXIT_FINDING)
 
 
-def _run(load: Load, target: Target, salt: str) -> Run:
+def _run(load: Load, target: Target, salt: str, num_warm_up: int) -> Run:
     from headstart.bench.serve import measure, warm_up
 
-    warm_up(load, target)
+    warm_up(load, target, num_warm_up)
     with render.progress("bench serve") as progress:
         count = len(load.asks)
         return measure(load, target, salt, lambda done: progress(load.workload, done, count))
 
 
-def _publish(run: Run, json: str | None, slo: Slo, html: Path | None) -> None:
+def _publish(run: Run, json: str | None, slo: Slo) -> None:
     import msgspec
 
     from headstart.bench.summary import slo_document, summarise
@@ -145,10 +159,6 @@ def _publish(run: Run, json: str | None, slo: Slo, html: Path | None) -> None:
     if slo.limits:
         document["slo"] = slo_document(summary)
     render.publish(document, json, lambda: _show(run, summary))
-    if html is not None:
-        report_runs([run], slo, html)
-    if len(run.good) < len(run.requests):
-        raise typer.Exit(EXIT_FINDING)
 
 
 def _show(run: Run, summary: Summary) -> None:

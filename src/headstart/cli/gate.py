@@ -78,10 +78,11 @@ def gate(
     """Judge a candidate against a baseline by pairs of runs: PASS, FAIL or INCONCLUSIVE.
 
     Runs are JSON files of the schema headstart.bench.serve/1, of `vllm bench serve --save-result
-    --save-detailed` or of SGLang's bench_serving with --output-details. Interleave them: baseline,
-    candidate, candidate, baseline, with the same requests in both of a pair; five pairs are
-    advised. PASS means that a sceptic has to agree: the 95 % bounds of the ratios, not their means,
-    reach what is asked, and no guard rail speaks against it. Throughput is only proved with --slo.
+    --save-detailed`, of SGLang's bench_serving with --output-details, of GuideLLM or of AIPerf
+    (profile_export.jsonl). Interleave them: baseline, candidate, candidate, baseline, with the same
+    requests in both of a pair; five pairs are advised. PASS means that a sceptic has to agree: the
+    95 % bounds of the ratios, not their means, reach what is asked, and no guard rail speaks
+    against it. Throughput is only proved with --slo.
 
     Exit code 0 PASS, 1 FAIL, 2 INCONCLUSIVE (with the number of pairs that would decide it), 3
     wrong usage or runs that cannot be compared.

@@ -33,6 +33,9 @@ _WANTED_S = 60.0
 _REST_S = 2.0
 _MAX_REST_S = 10.0
 _REST_RATIO = 10.0
+_INFLIGHT_S = 0.25
+"""Of a device's work that is in flight: less than what it takes to answer would leave it idle; more
+makes the first block of a prefix come as late as its last, and an urgent read wait behind it."""
 _NOISE_S = 0.05
 """A read that is late by less says nothing about a device."""
 
@@ -184,7 +187,7 @@ class Device:
             self._next_probe_at = now + min(_MAX_REST_S, rest_s)
             ratio = self._lateness(nbytes, seconds) if is_good and is_alone else 1.0
             if is_good:
-                self._model.observe(nbytes, seconds)
+                self._learn(nbytes, seconds)
             if self._breaker.read(ratio=ratio, is_good=is_good, now=now):
                 self._opened()
                 return
@@ -202,10 +205,17 @@ class Device:
             ratio = 1.0
             if sample.nbytes > 0 and sample.is_good and sample.seconds > 0.0:
                 ratio = self._lateness(sample.nbytes, sample.seconds)
-                self._model.observe(sample.nbytes, sample.seconds)
+                self._learn(sample.nbytes, sample.seconds)
             opened = self._breaker.read(ratio=ratio, is_good=sample.is_good, now=now)
             if opened:
                 self._opened()
+
+    def _learn(self, nbytes: int, seconds: float) -> None:
+        """A read of so many bytes took so long."""
+        self._model.observe(nbytes, seconds)
+        costs = self._model.costs()
+        useful_nbytes = int(costs.bytes_per_s * (_INFLIGHT_S + costs.fixed_s))
+        self._transfer.wanted_nbytes = min(self._transfer.inflight_nbytes, useful_nbytes)
 
     def _lateness(self, nbytes: int, seconds: float) -> float:
         """How many times longer than expected a read took; 1 where that says nothing."""
@@ -220,6 +230,7 @@ class Device:
 
     def _opened(self) -> None:
         self._model.reset()
+        self._transfer.wanted_nbytes = self._transfer.inflight_nbytes
         _log.warning(
             "tier %s breaks its model (%s): requests are computed until it is measured again",
             self.name,
