@@ -56,9 +56,35 @@ def test_failed_requests_are_in_the_result_and_the_exit_code(server, capsys):
     assert "HTTP 429" in printed.out
 
 
+def test_an_slo_is_told_and_a_page_is_written(server, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    words = ("--url", server.url, *LOAD, "--slo", "mlperf-llama2-70b-server", "--html", str(page))
+    code, printed = ended(capsys, *words, "--json", "-")
+    told = json.loads(printed.out)
+    assert (code, told["slo"]["share"], told["slo"]["limits_s"]["tpot"]) == (0, 1.0, 0.2)
+    assert told["slo"]["goodput_per_s"] == pytest.approx(3 / told["duration_s"])
+    assert all(len(request["itl_s"]) == 1 for request in told["requests"])
+    assert "goodput" in page.read_text(encoding="utf-8")
+    _, printed = ended(capsys, *words)
+    assert "not MLPerf" in printed.out
+    assert "goodput, requests/s" in printed.out
+
+
+def test_a_page_of_nothing_is_refused_but_the_run_is_kept(server, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    server.status = 429
+    words = ("--url", server.url, *LOAD, "--html", str(tmp_path / "page.html"), "--json", "-")
+    code, printed = ended(capsys, *words)
+    assert (code, "there is nothing to draw" in printed.err) == (2, True)
+    assert len(json.loads(printed.out)["requests"]) == 3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--slo", "ttft"), "--slo 'ttft' is unknown"),
+        (("--html", "/proc/none/x"), "--html /proc/none/x: cannot be written"),
         (("--url", "http://127.0.0.1:9"), "cannot be reached"),
         (("--url", "127.0.0.1"), "cannot be reached"),
         (("--json", "/proc/none/x"), "cannot be written"),

@@ -55,6 +55,13 @@ def test_the_exit_code_is_the_verdict(files, capsys):
     assert (code, "INCONCLUSIVE" in printed.out) == (2, True)
 
 
+def test_a_preset_is_said_to_be_no_more_than_that(files, capsys):
+    slow, fast = files
+    preset = ("--slo", "mlperf-llama2-70b-server")
+    _, printed = ended(capsys, "--baseline", *slow, "--candidate", *fast, *preset)
+    assert "not MLPerf" in printed.out
+
+
 def test_json_is_all_that_stdout_gets(files, capsys):
     slow, fast = files
     words = ("--throughput-gain", "0", "--json", "-")

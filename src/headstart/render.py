@@ -94,19 +94,19 @@ def progress(title: str) -> Iterator[Advance]:
         )
 
 
-def check_target(json_target: str | None) -> None:
-    """Find out now whether `--json` can be written: before work that takes long.
+def check_target(target: str | None, *, option: str = "--json") -> None:
+    """Find out now whether a result can be written: before work that takes long.
 
     Raises ConfigError.
     """
-    if json_target in (None, "-"):
+    if target in (None, "-"):
         return
-    path = Path(str(json_target))
+    path = Path(str(target))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 
 def publish(
@@ -130,23 +130,29 @@ def publish(
 
 
 def save(document: Mapping[str, object], json_target: str | None) -> None:
-    """Write what there is so far, if `--json` names a file: it is whole at any time.
+    """Write what there is so far, if `--json` names a file.
 
     Raises ConfigError when it cannot be written.
     """
-    if json_target in (None, "-"):
-        return
-    path = Path(str(json_target))
+    if json_target not in (None, "-"):
+        write_text(Path(str(json_target)), _text(document))
+
+
+def write_text(path: Path, text: str, *, option: str = "--json") -> None:
+    """Write a result to the file that an option names: it is whole at any time.
+
+    Raises ConfigError when it cannot be written.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and not path.is_symlink() and os.access(path.parent, os.W_OK):
-            part.write_text(_text(document), encoding="utf-8")
+            part.write_text(text, encoding="utf-8")
             part.replace(path)
         else:  # a pipe, a device, a link to what is elsewhere
-            path.write_text(_text(document), encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 
 def _text(document: Mapping[str, object]) -> str:

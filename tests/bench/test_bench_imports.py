@@ -49,6 +49,7 @@ def test_vllms(tmp_path):
     assert (first.tpot_s, first.output) == (pytest.approx(0.15), "one")
     assert (second.tpot_s, second.is_good) == (None, True)
     assert (third.is_good, third.error) == (False, "Too Many Requests")
+    assert (first.itl_s, second.itl_s, third.itl_s) == ((0.1, 0.2), (), None)
     assert found.output_tokens_per_s == 1.0
     assert (found.hit_rate, found.send_lag_s, found.has_prefix_cache) == (None, None, None)
     assert found.pace == {"rate": None, "concurrency": None}
@@ -77,6 +78,7 @@ WRONG = {
     json.dumps({**VLLM, "duration": 0}): "a duration of 0",
     json.dumps({**VLLM, "input_lens": [1, "x", 2]}): "a request cannot be read",
     json.dumps({**VLLM, "ttfts": [-1.0, 0.1, 0.1]}): "a first token after -1.0 s",
+    json.dumps({**VLLM, "itls": [[0.3, -0.1], [], []]}): "between two tokens is negative",
     json.dumps({**VLLM, "duration": float("inf")}): "a duration of inf",
     json.dumps({**VLLM, "itls": [[float("nan")], [], []]}): "a last one after nan s",
     json.dumps({**VLLM, "output_lens": [0, 1, 0]}): "an answer of 0",
@@ -94,6 +96,29 @@ def test_what_is_no_run_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=WRONG[text]) as refused:
         read_runs(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_rate_search_has_the_runs_of_its_trials(tmp_path, run):
+    silent = tuple(msgspec.structs.replace(r, error="HTTP 500") for r in run().requests)
+    runs = [run(), msgspec.structs.replace(run(), requests=silent), run(seed=1)]
+    search = {"schema": "headstart.bench.rate/1", "runs": msgspec.to_builtins(runs)}
+    assert read_runs(written(tmp_path, search)) == [runs[0], runs[2]]
+    for wrong, message in (
+        ({"runs": None}, "runs is missing"),
+        ({"runs": []}, "no request of any trial was answered"),
+        ({"runs": search["runs"][1:2]}, "no request of any trial was answered"),
+        ({"runs": [5]}, "runs is missing, or no list of runs"),
+        ({"runs": [{}]}, "has the schema None"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_runs(written(tmp_path, {**search, **wrong}))
+
+
+def test_a_run_of_before_times_between_tokens_were_kept_is_read(tmp_path, run):
+    old = msgspec.to_builtins(run())
+    for request in old["requests"]:
+        del request["itl_s"]
+    assert read_runs(written(tmp_path, old)) == [run()]
 
 
 def test_a_run_without_requests_and_a_file_that_is_not_there_are_refused(tmp_path, run):

@@ -43,6 +43,18 @@ def test_an_answer_is_timed_to_its_first_token_that_is_not_empty(server):
     assert body["return_token_ids"] is True
 
 
+def test_the_times_between_tokens_are_kept(server):
+    server.delay_s = 0.03
+    (request,), _ = driven(server, [ask()])
+    assert len(request.itl_s) == 2, "of three tokens"
+    assert all(0.02 <= gap_s < SOON for gap_s in request.itl_s)
+    assert sum(request.itl_s) == pytest.approx(request.latency_s - request.ttft_s, abs=1e-4)
+    server.events = [chunk("abc"), USAGE, "[DONE]"]
+    assert driven(server, [ask()])[0][0].itl_s == (), "one piece"
+    server.status = 429
+    assert driven(server, [ask()])[0][0].itl_s is None
+
+
 def test_token_ids_count_where_there_is_no_text(server):
     server.events = [{"choices": [{"text": "", "token_ids": [5]}]}, USAGE, "[DONE]"]
     server.models["data"][0]["owned_by"] = "somebody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import threading
 
@@ -28,14 +29,19 @@ GOOD = [chunk(""), chunk("a"), chunk("b"), chunk("c"), USAGE, "[DONE]"]
 
 
 class Server:
-    """Answers with prepared events, `delay_s` before each."""
+    """Answers with prepared events, `delay_s` before each, to as many at once as there are `slots`.
+
+    After `num_models_left` questions for its models it is gone.
+    """
 
     def __init__(self):
         self.events, self.status, self.delay_s = GOOD, 200, 0.0
+        self.slots = asyncio.Semaphore(10_000)
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
         self.models = {"data": [{"id": "model", "owned_by": "vllm"}]}
         self.can_reset, self.num_resets = False, 0
+        self.num_models_left = math.inf
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -60,6 +66,9 @@ class Server:
         self._loop.close()
 
     async def _models(self, request):
+        self.num_models_left -= 1
+        if self.num_models_left < 0:
+            return web.Response(status=503, text="gone")
         if isinstance(self.models, int):
             return web.Response(status=self.models, text="busy")
         return web.json_response(self.models)
@@ -77,13 +86,14 @@ class Server:
                 return web.Response(status=self.status, text="Too Many Requests")
             response = web.StreamResponse(headers={"Content-Type": self.kind})
             await response.prepare(request)
-            for event in self.events:
-                await asyncio.sleep(self.delay_s)
-                if event == "cut":
-                    request.transport.close()
-                    return response
-                data = event if isinstance(event, str) else json.dumps(event)
-                await response.write(f"data: {data}\n\n".encode())
+            async with self.slots:
+                for event in self.events:
+                    await asyncio.sleep(self.delay_s)
+                    if event == "cut":
+                        request.transport.close()
+                        return response
+                    data = event if isinstance(event, str) else json.dumps(event)
+                    await response.write(f"data: {data}\n\n".encode())
             return response
         finally:
             self.num_running -= 1

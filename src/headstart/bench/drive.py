@@ -30,6 +30,8 @@ Meet = Callable[[], float]
 """Waits for other clients, and gives the common start by `time.perf_counter`."""
 _MAX_ERROR = 200
 _ARRIVALS_SEED = "arrivals"
+_GAP_DIGITS = 6
+"""Microseconds: there is one of these numbers a token, in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +274,9 @@ class _Driver:
         """What a stream tells. Raises _Wrong."""
         if "text/event-stream" not in response.headers.get("Content-Type", ""):
             raise _Wrong("the server does not stream its answers")
-        ttft_s = latency_s = None
+        ttft_s: float | None = None
+        latency_s: float | None = None
+        gaps: list[float] = []
         usage: dict[str, Any] | None = None
         digest = blake2b(digest_size=16)
         is_done = False
@@ -285,8 +289,10 @@ class _Driver:
             for choice in chunk.get("choices") or ():
                 text, ids = choice.get("text"), choice.get("token_ids")
                 if text or ids:
-                    latency_s = self._now() - intended_s
-                    ttft_s = latency_s if ttft_s is None else ttft_s
+                    came_s = self._now() - intended_s
+                    if latency_s is not None:
+                        gaps.append(round(came_s - latency_s, _GAP_DIGITS))
+                    ttft_s, latency_s = came_s if ttft_s is None else ttft_s, came_s
                     # However the server cuts its answer, its digest is the same.
                     digest.update(b"".join(b"%d " % each for each in ids) if ids else text.encode())
         if not is_done:
@@ -307,6 +313,7 @@ class _Driver:
             "latency_s": latency_s,
             "cached_tokens": cached,
             "output": digest.hexdigest(),
+            "itl_s": tuple(gaps),
         }
 
 

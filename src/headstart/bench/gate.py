@@ -24,7 +24,8 @@ from headstart.bench.ratios import (
     ratio_of,
     resampled_p50_bounds,
 )
-from headstart.bench.run import Request, Run, pairs_match
+from headstart.bench.run import Run, pairs_match
+from headstart.bench.slo import Slo
 from headstart.errors import ConfigError
 
 SCHEMA = "headstart.gate/1"
@@ -35,7 +36,6 @@ _MAX_TAIL_RATIO = 1.05
 _MAX_TPOT_RATIO = 1.05
 _MAX_LENGTH_DRIFT = 0.01
 _MAX_HIT_RATE_OFF = 0.02
-_MAX_SEND_LAG_SHARE = 0.05
 
 
 class Verdict(enum.StrEnum):
@@ -326,19 +326,9 @@ def _slo(
     if not demands.slo:
         not_checked.append("whether both arms meet an SLO at this load")
         return
-
-    def is_met(request: Request) -> bool:
-        times = {"ttft": request.ttft_s, "tpot": request.tpot_s, "latency": request.latency_s}
-        if request.output_tokens < 2:
-            times["tpot"] = 0.0  # there are no later tokens
-        return all(
-            time is not None and time <= demands.slo[name]
-            for name, time in times.items()
-            if name in demands.slo
-        )
-
+    slo = Slo(limits=demands.slo)
     for arm, runs in _arms(pairs):
-        least = min(good_share(run, is_met) for run in runs)
+        least = min(good_share(run, slo.is_met) for run in runs)
         if least < demands.slo_share:
             vetoes.append(
                 f"{arm}: only {least:.1%} of a run's requests meet the SLO, not "
@@ -347,9 +337,9 @@ def _slo(
 
 
 def _run_vetoes(name: str, run: Run) -> Iterator[str]:
-    lag_s, rate, simulated = run.send_lag_s, run.hit_rate, run.simulated_hit_rate
-    if lag_s is not None and lag_s > _MAX_SEND_LAG_SHARE * run.ttft_s(0.5):
-        yield f"{name}: the client sent late, by {lag_s * 1000:.0f} ms (p99)"
+    rate, simulated = run.hit_rate, run.simulated_hit_rate
+    if run.is_sent_late:
+        yield f"{name}: the client sent late, by {(run.send_lag_s or 0.0) * 1000:.0f} ms (p99)"
     # A block more of each prompt may be hit where the server's blocks are smaller.
     mean = sum(r.prompt_tokens for r in run.requests) / len(run.requests)
     most_off = _MAX_HIT_RATE_OFF + (run.block_size - 1) / mean

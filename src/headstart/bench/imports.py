@@ -1,6 +1,7 @@
 """Runs that were written by this project or by other load generators.
 
     headstart bench serve                                JSON, schema headstart.bench.serve/1
+    headstart bench rate                                 JSON, schema headstart.bench.rate/1
     vllm bench serve --save-result --save-detailed       JSON
     sglang.bench_serving --output-file --output-details  JSON lines, one a run
     guidellm, output of kind json                        JSON, a list of runs
@@ -23,6 +24,7 @@ import msgspec
 
 from headstart.bench import import_aiperf, import_guidellm
 from headstart.bench.phases import Phase
+from headstart.bench.rate import SCHEMA as RATE_SCHEMA
 from headstart.bench.run import SCHEMA, Request, Run, check
 from headstart.errors import ConfigError
 
@@ -105,6 +107,8 @@ def _runs_of(documents: list[Any], path: Path) -> list[Run]:
 def _runs(document: Any, path: Path) -> list[Run]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: a run is a JSON object, not a {type(document).__name__}")
+    if document.get("schema") == RATE_SCHEMA:
+        return _trials(document, path)
     if "schema" in document:
         return _own_runs(document, path)
     if "ttfts" in document:
@@ -136,9 +140,20 @@ def _own_runs(document: Mapping[str, Any], path: Path) -> list[Run]:
     return [run for each in document["runs"] for run in _runs(each, path)]
 
 
+def _trials(document: Mapping[str, Any], path: Path) -> list[Run]:
+    """The runs of a rate search in which anything was answered."""
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(each, dict) for each in runs):
+        raise ConfigError(f"{path}: runs is missing, or no list of runs")
+    found = [run for each in runs if (run := _own(each, path)).good]
+    if not found:
+        raise ConfigError(f"{path}: no request of any trial was answered")
+    return found
+
+
 def _own(document: Mapping[str, Any], path: Path) -> Run:
-    if document["schema"] != SCHEMA:
-        raise ConfigError(f"{path} has the schema {document['schema']!r}, not {SCHEMA!r}")
+    if document.get("schema") != SCHEMA:
+        raise ConfigError(f"{path} has the schema {document.get('schema')!r}, not {SCHEMA!r}")
     try:
         return msgspec.convert(document, Run)
     except msgspec.ValidationError as error:
@@ -189,12 +204,14 @@ def _request(
     failed = str(error)[:_MAX_ERROR] if error else None
     if failed is None and not ttft:
         failed = "no token came"
+    gaps = None if failed else tuple(map(float, itls))
     return Request(
         session=str(number),
         prompt_tokens=int(prompt),
         output_tokens=int(output),
         ttft_s=None if failed else float(ttft),
-        latency_s=None if failed else float(ttft) + sum(map(float, itls)),
+        latency_s=None if gaps is None else float(ttft) + sum(gaps),
         output=None if text is None else str(text),
         error=failed,
+        itl_s=gaps,
     )

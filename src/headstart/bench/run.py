@@ -16,6 +16,7 @@ from headstart.bench.statistics import quantile
 from headstart.errors import ConfigError
 
 SCHEMA = "headstart.bench.serve/1"
+_MAX_SEND_LAG_SHARE = 0.05
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: str | None = None
     """What was answered, or a digest of it."""
     error: str | None = None
+    itl_s: tuple[float, ...] | None = None
+    """From each piece of its answer to the next; a server may send several tokens in one."""
 
     @property
     def is_good(self) -> bool:
@@ -143,6 +146,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return quantile(lags, 0.99) if lags else None
 
+    @property
+    def is_sent_late(self) -> bool:
+        """Whether the client was so slow that the times are partly its own."""
+        lag_s = self.send_lag_s
+        if lag_s is None or not self.good:
+            return False
+        return lag_s > _MAX_SEND_LAG_SHARE * self.ttft_s(0.5)
+
 
 def check(run: Run, path: Path) -> Run:
     """The run, if anything can be said of it. Raises ConfigError."""
@@ -160,6 +171,8 @@ def check(run: Run, path: Path) -> Run:
             raise ConfigError(
                 f"{path}: a first token after {ttft_s} s and a last one after {latency_s} s"
             )
+        if any(not 0.0 <= gap_s < math.inf for gap_s in request.itl_s or ()):
+            raise ConfigError(f"{path}: a time between two tokens is negative, or none")
         if request.output_tokens < 1 or request.prompt_tokens < 1:
             raise ConfigError(
                 f"{path}: a prompt of {request.prompt_tokens} tokens and an answer of "

@@ -26,7 +26,8 @@ class Load:
     """Without salts."""
     block_size: int
     """The servers', for the hit rate that is possible."""
-    num_warm_up: int
+    num_warm_up: int = 0
+    """Requests to a new server, that are not counted."""
     told: Mapping[str, float | None] = field(default_factory=dict)
     """Of the trace that it is from, for the runs."""
 

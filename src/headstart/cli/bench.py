@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart import render
+from headstart.cli.bench_rate import rate
+from headstart.cli.bench_report import report
 from headstart.cli.bench_serve import serve
 from headstart.cli.bench_workload import workload
 from headstart.cli.options import JsonTarget
@@ -26,6 +28,8 @@ app = typer.Typer(
     help="Measure this machine, or a server.", no_args_is_help=True, rich_markup_mode=None
 )
 app.command(name="serve")(serve)
+app.command(name="rate")(rate)
+app.command(name="report")(report)
 app.command(name="workload")(workload)
 
 

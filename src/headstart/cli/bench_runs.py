@@ -10,49 +10,47 @@ from headstart import render
 
 if TYPE_CHECKING:
     from headstart.bench.run import Run
+    from headstart.bench.slo import Slo
 
 
-def show_runs(runs: Sequence[Run], *, is_one: bool) -> None:
+def show_runs(runs: Sequence[Run], slo: Slo, *, is_one: bool) -> None:
     """A line a figure of the only run, or a line an arm and phase of a campaign's."""
     if is_one:
-        _show_one(runs[0])
+        _show_one(runs[0], slo)
     else:
-        _show_medians(runs)
+        _show_medians(runs, slo)
 
 
-def _show_one(run: Run) -> None:
-    good = run.good
-    rows = [("requests", str(len(run.requests))), ("failed", str(len(run.requests) - len(good)))]
-    if good:
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            tpot_s = run.tpot_s(share)
-            rows.append((f"TTFT {name}, ms", f"{run.ttft_s(share) * 1000:.1f}"))
-            if tpot_s is not None:
-                rows.append((f"TPOT {name}, ms", f"{tpot_s * 1000:.1f}"))
-        rows.append(("output, tokens/s", f"{run.output_tokens_per_s:.1f}"))
-        hit_rate, lag_s = run.hit_rate, run.send_lag_s or 0.0
-        rows.append(("hits, of the tokens", "not told" if hit_rate is None else f"{hit_rate:.1%}"))
-        rows.append(("hits that are possible", f"{run.simulated_hit_rate or 0.0:.1%}"))
-        rows.append(("sent late, p99, ms", f"{lag_s * 1000:.1f}"))
+def _show_one(run: Run, slo: Slo) -> None:
+    from headstart.bench.summary import figures, summarise
+
+    rows = list(figures(summarise(run, slo)))
     first = next((r.error for r in run.requests if r.error), None)
     if first:
         rows.append(("first error", first))
+    if slo.note:
+        rows.append(("note", slo.note))
     rows.append(("salt", run.salt))
     render.print_table([render.Column(title="bench serve"), render.Column(title="")], rows)
 
 
-def _show_medians(runs: Sequence[Run]) -> None:
+def _show_medians(runs: Sequence[Run], slo: Slo) -> None:
+    from headstart.bench.ratios import good_share
+
+    told = dict(_FIGURES)
+    if slo.limits:
+        told[f"meet {slo}"] = (lambda run: good_share(run, slo.is_met), ".1%")
     by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_kind.setdefault((run.arm, run.phase), []).append(run)
-    titles = ("runs", "failed", *_FIGURES)
+    titles = ("runs", "failed", *told)
     columns = [render.Column(title="arm"), render.Column(title="phase")]
     columns += [render.Column(title=title, numeric=True) for title in titles]
     rows = []
     for (arm, phase), those in sorted(by_kind.items(), key=lambda item: item[0][0]):
         failed = sum(len(run.requests) - len(run.good) for run in those)
         answered = [run for run in those if run.good]
-        figures = [_figure(answered, value, form) for value, form in _FIGURES.values()]
+        figures = [_figure(answered, value, form) for value, form in told.values()]
         rows.append([arm or "-", phase or "-", str(len(those)), str(failed), *figures])
     render.print_table(columns, rows, title="bench serve: medians of the rounds")
     first = next((r.error for run in runs for r in run.requests if r.error), None)

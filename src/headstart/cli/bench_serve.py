@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headstart import render
+from headstart.cli.bench_report import ReportOptions
 from headstart.cli.load_options import SendOptions, TraceOptions
 from headstart.cli.options import JsonTarget, grouped
 from headstart.errors import ConfigError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from headstart.bench.run import Run
     from headstart.bench.serve import Load
     from headstart.bench.served import Served
+    from headstart.bench.slo import Slo
 
 EXIT_FINDING = 1
 EXIT_SIGNALLED = 128
@@ -133,6 +136,7 @@ def serve(
     context: typer.Context,
     traced: TraceOptions,
     sending: SendOptions,
+    shown: ReportOptions,
     serve_words: ServeWords = None,
     url: Url = DEFAULT_URL,
     model: Model = "",
@@ -174,41 +178,61 @@ def serve(
     """
     told = context.params
     render.check_target(json)
+    slo = shown.checked()
     load, plan = _load(told, traced, sending), _plan(told)
     is_one = rounds == 1 and not phases and not _made(told)
-    with _served(told, plan) as arms:
-        _run(arms, load, plan, json, is_one=is_one)
-
-
-def _run(arms: Sequence[Served], load: Load, plan: Plan, json: str | None, *, is_one: bool) -> None:
-    """Run the plan; what is done when it fails is published, too."""
-    import msgspec
-
-    from headstart.bench.campaign import run_campaign
-    from headstart.bench.environment import describe
-    from headstart.bench.run import SCHEMA
-    from headstart.cli.bench_runs import show_runs
-
     runs: list[Run] = []
-    several: dict[str, object] = {"schema": SCHEMA, "environment": describe(), "runs": []}
+    with _served(told, plan) as arms:
+        _run(arms, load, plan, runs, Kept(json=json, is_one=is_one, slo=slo))
+    shown.write(runs, slo)
+    if any(len(run.good) < len(run.requests) for run in runs):
+        raise typer.Exit(EXIT_FINDING)
 
-    def document() -> dict[str, object]:
-        """A run as it is, or several with what they were measured on."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How runs are kept."""
+
+    json: str | None
+    is_one: bool
+    """Whether there will be only one: it is kept as it is."""
+    slo: Slo
+
+    def document(self, runs: Sequence[Run]) -> dict[str, object]:
+        """For JSON: a run, or several with what they were measured on."""
+        import msgspec
+
+        from headstart.bench.environment import describe
+        from headstart.bench.run import SCHEMA
+        from headstart.bench.summary import slo_document, summarise
+
         found = [msgspec.to_builtins(run) for run in runs]
-        return found[0] if is_one else {**several, "runs": found}
+        if self.slo.limits:
+            for run, one in zip(runs, found, strict=True):
+                one["slo"] = slo_document(summarise(run, self.slo))
+        if self.is_one:
+            return dict(found[0])
+        return {"schema": SCHEMA, "environment": describe(), "runs": found}
+
+
+def _run(arms: Sequence[Served], load: Load, plan: Plan, runs: list[Run], kept: Kept) -> None:
+    """Run the plan; what is done when it fails is published, too."""
+    from headstart.bench.campaign import run_campaign
+    from headstart.cli.bench_runs import show_runs
 
     def keep(run: Run) -> None:
         runs.append(run)
-        render.save(document(), json)
+        render.save(kept.document(runs), kept.json)
+
+    def show() -> None:
+        show_runs(runs, kept.slo, is_one=kept.is_one)
 
     try:
         with render.progress("bench serve") as progress:
             run_campaign(arms, load, plan, keep, progress)
     finally:
         if runs:
-            render.publish(document(), json, lambda: show_runs(runs, is_one=is_one))
-    if any(len(run.good) < len(run.requests) for run in runs):
-        raise typer.Exit(EXIT_FINDING)
+            render.publish(kept.document(runs), kept.json, show)
 
 
 def _load(told: Told, traced: TraceOptions, sending: SendOptions) -> Load:

@@ -9,17 +9,16 @@ import typer
 from typer.core import TyperCommand
 
 from headstart import render
-from headstart.cli.options import JsonTarget
-from headstart.errors import ConfigError, HeadstartError
-from headstart.units import parse_seconds
+from headstart.cli.options import JsonTarget, parse_share
+from headstart.errors import HeadstartError
 
 if TYPE_CHECKING:
     from headstart.bench.gate import Judgement
+    from headstart.bench.slo import Slo
 
 EXIT_USAGE = 3
 _EXITS = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}
 _LISTS = ("--baseline", "--candidate")
-_SLOS = ("ttft", "tpot", "latency")
 
 
 class GateCommand(TyperCommand):
@@ -90,53 +89,35 @@ def gate(
     """
     from headstart.bench.gate import Demands, document, judge
     from headstart.bench.imports import read_partners
+    from headstart.bench.slo import parse_slo
 
     try:
+        level = parse_slo(slo)
         demands = Demands(
-            ttft_drop=_share("--ttft-drop", ttft_drop),
-            throughput_gain=_share("--throughput-gain", throughput_gain, most=100.0),
-            slo=_slo(slo),
-            slo_share=_share("--slo-share", slo_share),
-            token_match=_share("--token-match", token_match),
+            ttft_drop=parse_share("--ttft-drop", ttft_drop),
+            throughput_gain=parse_share("--throughput-gain", throughput_gain, most=100.0),
+            slo=level.limits,
+            slo_share=parse_share("--slo-share", slo_share),
+            token_match=parse_share("--token-match", token_match),
             allow_no_reuse=no_reuse_baseline,
         )
         baselines = [run for path in baseline for run in read_partners(path)]
         candidates = [run for path in candidate for run in read_partners(path)]
         judgement = judge(baselines, candidates, demands)
-        render.publish(document(judgement, demands), json, lambda: _show(judgement))
+        render.publish(document(judgement, demands), json, lambda: _show(judgement, level))
     except HeadstartError as error:
         render.print_error(str(error))
         raise typer.Exit(EXIT_USAGE) from None
     raise typer.Exit(_EXITS[judgement.verdict])
 
 
-def _share(option: str, text: str, *, most: float = 1.0) -> float:
-    try:
-        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number <= most:
-        raise ConfigError(f"{option} {text!r} is no share; write 25% or 0.25")
-    return number
-
-
-def _slo(text: str | None) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.partition("=")
-        if name not in _SLOS or not value:
-            raise ConfigError(
-                f"--slo {part!r} is unknown; write one of {', '.join(_SLOS)}, such as ttft=2s"
-            )
-        found[name] = parse_seconds(value)
-    return found
-
-
-def _show(judgement: Judgement) -> None:
+def _show(judgement: Judgement, slo: Slo) -> None:
     rows = [("verdict", str(judgement.verdict))]
     rows += [("because", reason) for reason in judgement.reasons]
     rows += [("veto", veto) for veto in judgement.vetoes]
     rows += [("not checked", each) for each in judgement.not_checked]
+    if slo.note:
+        rows.append(("note", slo.note))
     rows.append(("pairs", str(judgement.num_pairs)))
     if judgement.verdict == "INCONCLUSIVE":
         needed = judgement.pairs_needed

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from headstart.errors import ConfigError
+
 JsonTarget = Annotated[
     str | None,
     typer.Option(
@@ -30,6 +32,17 @@ ConfigFile = Annotated[
         help="Settings file (TOML); by default the one HEADSTART_CONFIG names.",
     ),
 ]
+
+
+def parse_share(option: str, text: str, *, most: float = 1.0) -> float:
+    """The share of `25%` or `0.25`. Raises ConfigError, which names the option."""
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number <= most:
+        raise ConfigError(f"{option} {text!r} is no share; write 25% or 0.25")
+    return number
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

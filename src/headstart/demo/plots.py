@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headstart.demo.results import Answer, DemoResult, Phase
-from headstart.errors import ConfigError
+from headstart.figure import plain, png, svg
 from headstart.units import format_seconds
 
 if TYPE_CHECKING:
@@ -29,28 +26,46 @@ SOURCES = {
     "computed": ("computed", "#b9bec6"),
 }
 STEPS = {"lookup_s": "look-up", "load_s": "load", "prefill_s": "prefill of the rest"}
-_INK = "#010203"
-"""Stands for the colour of the page's text, which is not known when a plot is drawn."""
 
 
 def first_token_svg(result: DemoResult) -> str:
     """Bars: time to the first token of question 1, by phase."""
-    return _svg("first-token", (7.2, 2.6), lambda figure: _first_token(figure.subplots(), result))
+    return svg(
+        "first-token",
+        (7.2, 2.6),
+        lambda figure: _first_token(figure.subplots(), result),
+        title="Time to the first token of question 1, by phase",
+    )
 
 
 def questions_svg(result: DemoResult) -> str:
     """Dots on a logarithmic scale: time to the first token of every answer, by phase."""
-    return _svg("questions", (7.2, 3.2), lambda figure: _questions(figure.subplots(), result))
+    return svg(
+        "questions",
+        (7.2, 3.2),
+        lambda figure: _questions(figure.subplots(), result),
+        title="Time to the first token of every answer, by phase",
+    )
 
 
 def tokens_svg(result: DemoResult) -> str:
     """Stacked bars: where the tokens of every prompt came from, a panel a phase."""
-    return _svg("tokens", (7.2, 3.4), lambda figure: _tokens(figure, result))
+    return svg(
+        "tokens",
+        (7.2, 3.4),
+        lambda figure: _tokens(figure, result),
+        title="Where the tokens of every prompt came from, by phase",
+    )
 
 
 def steps_svg(result: DemoResult) -> str:
     """Stacked bars: what the time to the first token of question 1 is made of, where it hit."""
-    return _svg("steps", (7.2, 2.0), lambda figure: _steps(figure.subplots(), result))
+    return svg(
+        "steps",
+        (7.2, 2.0),
+        lambda figure: _steps(figure.subplots(), result),
+        title="What the time to the first token of question 1 is made of",
+    )
 
 
 def write_plot(result: DemoResult, path: Path) -> None:
@@ -68,8 +83,7 @@ def write_plot(result: DemoResult, path: Path) -> None:
         lower.suptitle("Where the tokens of each prompt came from (six questions, then a chat)")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"format": "png", "dpi": 144, "facecolor": "white", "metadata": {"Software": None}}
-    path.write_bytes(_render((8.0, 5.6), draw, ink="#24292f", options=options))
+    path.write_bytes(png((8.0, 5.6), draw))
 
 
 def _first_token(axes: Axes, result: DemoResult) -> None:
@@ -93,7 +107,7 @@ def _first_token(axes: Axes, result: DemoResult) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, max(seconds) * 1.16)
     axes.set_xlabel("seconds")
-    _plain(axes, grid="x")
+    plain(axes, grid="x")
 
 
 def _questions(axes: Axes, result: DemoResult) -> None:
@@ -109,7 +123,7 @@ def _questions(axes: Axes, result: DemoResult) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("seconds to first token")
     _legend(axes, columns=4)
-    _plain(axes, grid="y")
+    plain(axes, grid="y")
 
 
 def _tokens(figure: Figure | SubFigure, result: DemoResult) -> None:
@@ -124,7 +138,7 @@ def _tokens(figure: Figure | SubFigure, result: DemoResult) -> None:
             bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
         axes.set_title(TITLES[phase.name], fontsize=9)
         axes.tick_params(axis="x", labelsize=6.5)
-        _plain(axes, grid="y")
+        plain(axes, grid="y")
     panels[0].set_ylabel("tokens")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
@@ -140,7 +154,7 @@ def _steps(axes: Axes, result: DemoResult) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
     _legend(axes, columns=3)
-    _plain(axes, grid="x")
+    plain(axes, grid="x")
 
 
 def _titles(phases: list[Phase]) -> list[str]:
@@ -163,17 +177,6 @@ def _count(answer: Answer, source: str) -> int:
     return answer.tokens_from.get(source, 0)
 
 
-def _plain(axes: Axes, *, grid: str) -> None:
-    """Take away what carries no data."""
-    for side in ("top", "right", "left" if grid == "y" else "bottom"):
-        axes.spines[side].set_visible(False)
-    for spine in axes.spines.values():
-        spine.set_alpha(0.5)
-    axes.tick_params(length=0)
-    axes.grid(axis="x" if grid == "x" else "y", alpha=0.15)
-    axes.set_axisbelow(True)
-
-
 def _legend(axes: Axes, *, columns: int) -> None:
     axes.legend(
         loc="lower center",
@@ -182,41 +185,3 @@ def _legend(axes: Axes, *, columns: int) -> None:
         frameon=False,
         fontsize=9,
     )
-
-
-def _render(
-    size: tuple[float, float],
-    draw: Callable[[Figure], None],
-    *,
-    ink: str,
-    options: dict[str, Any],
-    name: str = "",
-) -> bytes:
-    """Draw a figure with text and lines in the colour `ink`, and save it."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "plots need matplotlib; get it with: pip install 'headstart[report]'"
-        ) from error
-    colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    # The salt keeps the ids of several plots on one page apart, and the same in every run.
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "grid.color": ink}
-    with mpl.rc_context(settings | dict.fromkeys(colored, ink)):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, **options)
-    return buffer.getvalue()
-
-
-def _svg(name: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """A plot as an SVG element that takes the page's text colour and refers to nothing outside."""
-    options = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
-    text = _render(size, draw, ink=_INK, options=options, name=name).decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'<svg[^>]*viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', text)
-    return text.replace("xlink:href", "href").replace(_INK, "currentColor")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
-
 from headstart.demo.plots import (
     TITLES,
     first_token_svg,
@@ -14,6 +11,7 @@ from headstart.demo.plots import (
     write_plot,
 )
 from headstart.demo.results import DemoResult, Phase
+from headstart.page import html_page, html_table
 from headstart.units import format_nbytes, format_seconds
 
 __all__ = ["phase_rows", "report_html", "write_plot"]
@@ -30,38 +28,12 @@ PHASE_COLUMNS = (
     "answers",
 )
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --page: #fff;
-  --good: #1a7f52; --bad: #c62f2f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #3a424c;
-  --page: #14171b; --good: #4cc38a; --bad: #ff7b72; } }
-body { background: var(--page); color: var(--ink); margin: 0 auto; max-width: 52rem;
-  padding: 2rem 1.2rem 4rem; font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
-h2 { font-size: 1.15rem; margin: 2.6rem 0 .3rem; }
-p { margin: .3rem 0 .8rem; }
-.soft { color: var(--soft); }
-.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; width: 100%; }
-th, td { border-bottom: 1px solid var(--line); padding: .4rem .6rem; text-align: left;
-  vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
-svg { display: block; width: 100%; height: auto; margin: .6rem 0; }
-svg text { font-family: system-ui, sans-serif; }
-"""
-
 
 def report_html(result: DemoResult) -> str:
     """The whole page. Raises ConfigError when matplotlib is not installed."""
-    return "\n".join(
+    return html_page(
+        "Headstart demo",
         [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Headstart demo</title><style>{_STYLE}</style></head><body>",
             _headline(result),
             "<h2>First token of question 1</h2>",
             first_token_svg(result),
@@ -80,8 +52,7 @@ def report_html(result: DemoResult) -> str:
             _answers(result),
             "<h2>Measured on</h2>",
             _facts(result),
-            "</body></html>\n",
-        ]
+        ],
     )
 
 
@@ -125,7 +96,7 @@ def _headline(result: DemoResult) -> str:
 
 
 def _phase_table(result: DemoResult) -> str:
-    return _table(PHASE_COLUMNS, phase_rows(result), numbers=range(1, 8))
+    return html_table(PHASE_COLUMNS, phase_rows(result), numbers=range(1, 8))
 
 
 def _device(result: DemoResult) -> str:
@@ -153,7 +124,7 @@ def _answers(result: DemoResult) -> str:
     return (
         '<p class="soft">The model is small, and its answers are often wrong. What counts here is '
         "that they are the same with the cache as without it.</p>"
-        + _table(("question", "answer", "in all phases"), rows, numbers=())
+        + html_table(("question", "answer", "in all phases"), rows, numbers=())
     )
 
 
@@ -164,18 +135,4 @@ def _facts(result: DemoResult) -> str:
         **result.machine,
         "Whole demo": format_seconds(result.seconds),
     }
-    return _table(("fact", "value"), list(facts.items()), numbers=())
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int]) -> str:
-    right = set(numbers)
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        marked = (
-            f"<{tag}{' class=number' if column in right else ''}>{escape(cell)}</{tag}>"
-            for column, cell in enumerate(cells)
-        )
-        return f"<tr>{''.join(marked)}</tr>"
-
-    body = "\n".join(line("td", row) for row in rows)
-    return f'<div class="wide"><table>{line("th", titles)}\n{body}</table></div>'
+    return html_table(("fact", "value"), list(facts.items()), numbers=())
