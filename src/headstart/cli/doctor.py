@@ -26,7 +26,7 @@ def doctor(
     ],
     json: JsonTarget = None,
 ) -> None:
-    """Say what makes the first token slow although the cache hits, how sure that is, and the fix.
+    r"""Say what makes the first token slow although the cache hits, how sure that is, and the fix.
 
     Works on figures of any engine; nothing of Headstart has to run. The least is a TOML file with
     what you measured, without the cache and with hits:

@@ -166,6 +166,12 @@ def recompute_s(known: Known, arm: Group) -> float | None:
     return tokens / rate if rate and tokens else None
 
 
+def break_even(known: Known) -> float | None:
+    """Bytes a second from which loading is sooner than computing, whatever the length."""
+    each, rate = known.situations[0].number("kv_bytes_per_token"), prefill_rate(known)
+    return rate * each if rate and each else None
+
+
 def load_nbytes(arm: Group) -> float | None:
     """Bytes that are loaded for one request."""
     nbytes = arm.number("load_nbytes")

@@ -16,18 +16,20 @@ from dataclasses import replace
 
 from headstart.doctor.arms import MATERIAL, TOLERANCE, subject
 from headstart.doctor.facts import Evidence, Group, Known
-from headstart.doctor.findings import Cause, Diagnosis, Finding, Rule, Sign
+from headstart.doctor.findings import Cause, Diagnosis, Finding, Rule, Sign, Split
 from headstart.doctor.fixes import choose
 from headstart.doctor.health import signs_of_health
 from headstart.doctor.missing import missing
 from headstart.doctor.rules import RULES
 from headstart.doctor.split import splits
+from headstart.units import format_seconds
 
 _LEAST = 0.4
 """Confidence below which a cause is not named."""
 _UNKNOWN_SHARE = 0.5
 _SYMPTOM = 0.6
 _MAX_EVIDENCE = 8
+_UNACCOUNTED = 0.5
 
 
 def diagnose(
@@ -37,15 +39,27 @@ def diagnose(
     found = [finding for rule in rules for finding in _findings(rule, known)]
     findings = tuple(sorted(_by_cause(found), key=lambda each: _rank(each, known)))
     healthy = tuple(signs_of_health(known))
+    parts = tuple(splits(known))
     otherwise = Cause.NO_FAULT if healthy else Cause.CANNOT_SAY
     return Diagnosis(
         verdict=findings[0].cause if findings else otherwise,
         findings=findings,
         healthy=healthy,
         missing=missing(known, rules, {finding.rule for finding in found}),
-        splits=tuple(splits(known)),
-        notes=tuple(skipped),
+        splits=parts,
+        notes=(*skipped, *_unaccounted(parts)),
     )
+
+
+def _unaccounted(parts: Iterable[Split]) -> Iterable[str]:
+    for split in parts:
+        rest = split.stages[-1].seconds
+        if rest > _UNACCOUNTED * split.ttft_s:
+            where = f" of {split.arm}" if split.arm else ""
+            yield (
+                f"{format_seconds(rest)}{where} are in no stage that was told: measure between "
+                "arrival, look-up, load, prefill and first token"
+            )
 
 
 def _findings(rule: Rule, known: Known) -> Iterable[Finding]:

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import MATERIAL, hit_share, pairs, prefill_rate, subject
+from headstart.doctor.arms import (
+    MATERIAL,
+    TOLERANCE,
+    break_even,
+    hit_share,
+    pairs,
+    prefill_rate,
+    subject,
+)
 from headstart.doctor.facts import Evidence, Group, Known, say
-from headstart.doctor.quantities import show_share
+from headstart.doctor.quantities import show_bytes_per_s, show_share
 from headstart.doctor.split import split_of
 from headstart.units import format_seconds
 
@@ -52,6 +60,21 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
     arm = subject(known)
     if not found and arm is not None:
         yield from _spent_well(known, arm)
+    if arm is None:
+        yield from _fast_enough(known)
+
+
+def _fast_enough(known: Known) -> Iterator[Evidence]:
+    """Tiers well above the break-even bandwidth, where no time was told."""
+    even = break_even(known)
+    for tier in known.tiers:
+        bandwidth = tier.number("bandwidth")
+        if even is not None and bandwidth is not None and bandwidth > TOLERANCE * even:
+            yield say(
+                "{tier.name} gives {tier.bandwidth}; loading pays from {even}",
+                tier=tier,
+                even=show_bytes_per_s(even),
+            )
 
 
 def _gain(arm: Group, computing: float) -> float:

@@ -15,7 +15,7 @@ from headstart.doctor.arms import hit_tokens, load_nbytes, prefill_rate
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Split, Stage
 
-_LOOKUP = ("hash", "lookup", "embed", "ann", "lock_wait")
+_LOOKUP = ("hash", "lookup", "embed", "ann")
 _NO_HIT = ("off", "cold")
 _LOAD = ("prepare", "serialize", "transfer")
 

@@ -130,7 +130,7 @@ class Stages(Strict):
     transfer: Seconds | None = told("moving the bytes, without the two above")
     prefill: Seconds | None = told("computing what is not loaded, to the first token")
     ready_gap: Seconds | None = told("from all data being there to being run")
-    lock_wait: Seconds | None = told("waiting for locks")
+    lock_wait: Seconds | None = told("of these, waiting for locks")
 
 
 class Hits(Strict):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,10 @@ from headstart.settings import explain
 
 _TABLE = re.compile(r"\s*\[\[\s*([A-Za-z_]+)\s*\]\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_]+)\s*=")
+
+
+_NAMED = ("arms", "tiers", "workers")
+"""Lists whose members are told apart by name; samples may share one."""
 
 
 class ObservationsReader:
@@ -52,9 +57,28 @@ class ObservationsReader:
         try:
             observations = Observations.model_validate(tree)
         except ValidationError as error:
-            lines = "\n".join(explain(error, _model_at))
+            lines = "\n".join(_explained(error))
             raise ConfigError(f"{document.path}: {lines}") from error
+        for scope in LISTS:
+            names = Counter(each.name for each in getattr(observations, scope) if each.name)
+            twice = [name for name, count in names.items() if count > 1]
+            if twice and scope in _NAMED:
+                raise ConfigError(f"{document.path}: two of {scope} have the name {twice[0]!r}")
         return Report(facts=tuple(_facts(observations, document)))
+
+
+def _explained(error: ValidationError) -> Iterator[str]:
+    """As for settings, but with the nearest name alone: there are too many keys to list."""
+    for line in explain(error, _model_at):
+        text = line.partition(" allowed: ")[0].removesuffix("?")
+        if text == line:
+            yield line
+            continue
+        key = line.partition(" is unknown")[0].rpartition(".")[2]
+        places = [f"[[{scope}]]" for scope, model in LISTS.items() if key in model.model_fields]
+        places += ["the top"] if key in Observations.model_fields else []
+        belongs = f"; it is a key of {' or '.join(places)}" if places else ""
+        yield f"{text}{belongs}; all keys are in docs/doctor-observations.md"
 
 
 def _model_at(path: list[str]) -> type[BaseModel]:
@@ -68,8 +92,8 @@ def _facts(observations: Observations, document: Document) -> Iterator[Fact]:
         yield Fact(key=key, value=getattr(observations, key), source=source)
     for scope in LISTS:
         for index, member in enumerate(getattr(observations, scope)):
-            # Two files may both have a first tier: names tell them apart, else the file does.
-            owner = member.name or f"{document.path}[{index}]"
+            # Two files may tell of one tier: by its name. Samples are each their own.
+            owner = member.name if scope in _NAMED else f"{document.path}[{index}]"
             for key in member.model_fields_set:
                 line = lines.get((scope, index, key), lines.get((scope, index, "")))
                 source = Source(path=document.path, line=line)

@@ -2,6 +2,7 @@
 
     link in use > 80 %
     device memory bandwidth in use > 80 %, and TPOT with the tier / without > 1 + noise
+    the same, far above what it is without, and TTFT with / without > 1 + noise
 
 A memory bus that is active for more than 80 % of the cycles is saturated for new work (DCGM's note
 on DRAM_ACTIVE). Decoding alone keeps it busy, so by itself that is no fault.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hitting, pairs, ratio
+from headstart.doctor.arms import TOLERANCE, hitting, pairs, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -30,10 +31,27 @@ def find(known: Known) -> Iterator[Sign]:
             )
     for pair in pairs(known):
         memory = pair.hit.number("memory_busy")
-        before, after = pair.without.number("tpot"), pair.hit.number("tpot")
-        if memory is None or memory <= _BUSY or not before or not after:
+        if memory is None or memory <= _BUSY or pair.ratio <= 1.0:
             continue
-        if after > (1.0 + pair.noise) * before and pair.ratio > 1.0:
+        calm = pair.without.number("memory_busy")
+        if calm is not None and calm * TOLERANCE < memory and pair.ratio > 1.0 + pair.noise:
+            yield Sign(
+                strength=Strength.COMPARED,
+                margin=min(ratio(memory, _BUSY), pair.ratio / (1.0 + pair.noise)),
+                explained_s=-pair.gain_s,
+                evidence=(
+                    say(
+                        "device memory is busy {hit.memory_busy} with hits, {without.memory_busy} "
+                        "without; the first token takes {hit.ttft} instead of {without.ttft}",
+                        hit=pair.hit,
+                        without=pair.without,
+                    ),
+                ),
+            )
+        before, after = pair.without.number("tpot"), pair.hit.number("tpot")
+        if not before or not after:
+            continue
+        if after > (1.0 + pair.noise) * before:
             yield Sign(
                 strength=Strength.COMPARED,
                 margin=min(ratio(memory, _BUSY), after / before / (1.0 + pair.noise)),

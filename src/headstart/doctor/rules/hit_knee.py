@@ -30,6 +30,8 @@ def find(known: Known) -> Iterator[Sign]:
     sweep.sort(key=lambda arm: arm.number("concurrency") or 0.0)
     few, many = sweep[0], sweep[-1]
     before, after = few.number("hit_rate") or 0.0, many.number("hit_rate") or 0.0
+    if (many.number("concurrency") or 0.0) <= TOLERANCE * (few.number("concurrency") or 0.0):
+        return
     if alike(few, many, but="concurrency") and before > TOLERANCE * after and not is_low(before):
         yield _sign(
             ratio(before, TOLERANCE * after),

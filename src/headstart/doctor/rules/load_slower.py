@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hitting, prefill_rate, ratio, recompute_s
+from headstart.doctor.arms import break_even, hitting, ratio, recompute_s
 from headstart.doctor.facts import Evidence, Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.doctor.quantities import show_bytes_per_s
@@ -53,7 +53,7 @@ def _loading(arm: Group, measured: bool) -> str:
 
 
 def _too_slow(known: Known) -> Iterator[Sign]:
-    even = _even(known)
+    even = break_even(known)
     for tier in known.tiers:
         bandwidth = tier.number("bandwidth")
         if even is None or bandwidth is None or bandwidth >= even:
@@ -68,13 +68,8 @@ def _too_slow(known: Known) -> Iterator[Sign]:
         return
 
 
-def _even(known: Known) -> float | None:
-    each, rate = known.situations[0].number("kv_bytes_per_token"), prefill_rate(known)
-    return rate * each if rate and each else None
-
-
 def _break_even(known: Known) -> Iterator[Evidence]:
-    even = _even(known)
+    even = break_even(known)
     for tier in known.tiers:
         if even is not None and tier.number("bandwidth") is not None:
             yield say(

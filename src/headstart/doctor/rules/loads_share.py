@@ -83,7 +83,9 @@ def _ranks(known: Known) -> Iterator[Sign]:
     if spread > TOLERANCE and gains[0] > _GAIN and gains[1] < _THIRD * gains[0]:
         yield Sign(
             strength=Strength.COMPARED,
-            margin=min(many.ratio / few.ratio, gains[0] / _GAIN),
+            margin=min(
+                many.ratio / (1.0 - _THIRD * gains[0]), (1.0 - _GAIN) / max(few.ratio, 0.01)
+            ),
             explained_s=gains[0] * (many.without.number("ttft") or 0.0) - many.gain_s,
             evidence=(
                 say(

@@ -4,7 +4,8 @@
     hash + look-up > hit tokens / prefill rate: asking costs more than the hit saves
 
 Hashing a token takes under 100 ns and a look-up microseconds (8,192 keys among a million: 46 us in
-this project's index), so a fifth of a first token is no price of the thing itself.
+this project's index), so a fifth of a first token is no price of the thing itself. Waiting for
+locks is left out.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def find(known: Known) -> Iterator[Sign]:
     """Arms whose look-up is a large part of the first token, or larger than its gain."""
     for arm in known.situations:
         told = [arm.number(key) for key in ("hash", "lookup")]
-        cost = sum(each for each in told if each is not None)
-        if not cost:
+        waits = arm.number("lock_wait") or 0.0
+        cost = sum(each for each in told if each is not None) - waits
+        if cost <= 0.0:
             continue
         keys = [key for key, each in zip(("hash", "lookup"), told, strict=True) if each]
         spelled = " and ".join(f"{{arm.{key}}} for the {key}" for key in keys)

@@ -38,6 +38,7 @@ def _tax(arm: Group) -> Sign | None:
     return Sign(
         strength=Strength.SEEN,
         margin=ratio(tax, _TAX),
+        explained_s=arm.number("queue"),
         share=tax,
         evidence=(say("{arm.recomputed_share} of the tokens are computed again", arm=arm),),
     )
@@ -59,6 +60,7 @@ def _preempted(arm: Group) -> Sign | None:
     return Sign(
         strength=Strength.COMPUTED if requests or crowded else Strength.HINTED,
         margin=margin,
+        explained_s=arm.number("queue"),
         evidence=(say("{arm.num_preemptions} preemptions" + of + beside, arm=arm),),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
+from headstart.doctor.arms import TOLERANCE, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.doctor.quantities import show_bytes_per_s
@@ -36,7 +36,7 @@ def find(known: Known) -> Iterator[Sign]:
         elif depth is not None and ratio(*depth) < 1.0:
             why = "a request of {tier.latency} every {tier.submit_interval}"
             strength = Strength.COMPUTED
-        elif (tier.number("workers") or 9.0) <= 1.0:
+        elif (tier.number("workers") or 9.0) < TOLERANCE:
             why, strength = "{tier.workers} reader", Strength.COMPUTED
         elif single is None and depth is None and tier.number("workers") is None:
             why, strength = "nothing is told of its depth", Strength.HINTED

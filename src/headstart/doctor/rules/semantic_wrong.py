@@ -1,7 +1,7 @@
 """A threshold that lets wrong answers through: no single cut separates them.
 
 similarity of questions with different answers >= threshold
-share of hits that fit < what is wanted (90 % where nothing is told)
+share of hits that fit < what is wanted (75 % where nothing is told)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headstart.doctor.arms import ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
-_TARGET = 0.9
+_TARGET = 0.75
 
 
 def find(known: Known) -> Iterator[Sign]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headstart.doctor.arms import ratio
-from headstart.doctor.facts import Known, say
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
 _MORE = 3.0
@@ -35,15 +35,19 @@ def find(known: Known) -> Iterator[Sign]:
             share=1.0 - max(1.0, others) / most,
             evidence=(
                 say(
-                    "{full.name} has {most:,.0f} requests, {idle.name} {least:,.0f}"
+                    f"{{full.name}} has {_spelled(full, 'full')}, {{idle.name}} "
+                    + _spelled(idle, "idle")
                     + ("; it hits {full.hit_rate}" if hits is not None else ""),
                     full=full,
                     idle=idle,
-                    most=most,
-                    least=least,
                 ),
             ),
         )
+
+
+def _spelled(worker: Group, name: str) -> str:
+    keys = [key for key in ("running", "waiting") if worker.fact(key) is not None]
+    return " and ".join(f"{{{name}.{key}}} {key}" for key in keys)
 
 
 RULE = Rule(
