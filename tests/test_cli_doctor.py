@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def test_causes_found(capsys):
     assert code == 1
     for words in ("slow tier", "confidence", "degraded_storage.toml:", "fix", "773 MB/s"):
         assert words in printed.out
+
+
+def test_the_example_of_the_page(capsys, tmp_path, monkeypatch):
+    page = (CASES.parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    example = page.partition("$ headstart doctor storage.toml\n")[2].partition("```")[0]
+    shutil.copy(CASES / "degraded_storage.toml", tmp_path / "storage.toml")
+    monkeypatch.chdir(tmp_path)
+    _, printed = ended(capsys, "storage.toml")
+    assert len(example.splitlines()) > 8
+    assert set(example.splitlines()) <= set(printed.out.splitlines())
 
 
 def test_no_fault(capsys):

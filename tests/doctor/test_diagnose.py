@@ -14,7 +14,7 @@ from headstart.doctor.split import splits
 
 
 def known(text):
-    return Known(ObservationsReader().read(Document(path="x.toml", text=text)).facts)
+    return Known(ObservationsReader().read([Document(path="x.toml", text=text)]).facts)
 
 
 def rule(cause, **sign):

@@ -11,7 +11,7 @@ from headstart.errors import ConfigError
 
 
 def facts(text, path="x.toml"):
-    return ObservationsReader().read(Document(path=path, text=text)).facts
+    return ObservationsReader().read([Document(path=path, text=text)]).facts
 
 
 def value(text, key):

@@ -47,7 +47,8 @@ def doctor(
         bandwidth = "0.5 GB/s"
 
     The more stages, counters and monitor readings it has, the surer the answer; what would help is
-    listed last. All keys are in docs/doctor-observations.md; a misspelt one is refused.
+    listed last. All keys are in docs/doctor-observations.md; a misspelt one is refused. Results of
+    load generators, vLLM's /metrics (two snapshots) and Headstart's decision log are read as well.
 
     Exit code 0 no fault, 1 causes found, 2 nothing usable: it cannot say, or a file is wrong.
     """

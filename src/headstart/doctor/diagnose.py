@@ -45,7 +45,12 @@ def diagnose(
         verdict=findings[0].cause if findings else otherwise,
         findings=findings,
         healthy=healthy,
-        missing=missing(known, rules, {finding.rule for finding in found}),
+        missing=missing(
+            known,
+            rules,
+            {finding.rule for finding in found},
+            {finding.cause for finding in findings},
+        ),
         splits=parts,
         notes=(*skipped, *_unaccounted(parts)),
     )

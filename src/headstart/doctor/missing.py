@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from headstart.doctor.facts import Known
-from headstart.doctor.findings import Rule
+from headstart.doctor.findings import Cause, Rule
 from headstart.doctor.vocabulary import LISTS
 
 _MAX_LINES = 6
@@ -16,16 +16,19 @@ _FIRST = (
 )  # fmt: skip
 
 
-def missing(known: Known, rules: Sequence[Rule], spoken: set[str]) -> tuple[str, ...]:
+def missing(
+    known: Known, rules: Sequence[Rule], spoken: set[str], causes: Set[Cause]
+) -> tuple[str, ...]:
     """A line for each key that is worth measuring, the most useful first.
 
-    Useful is what completes a rule that already has most of what it needs.
+    Useful is what completes a rule that already has most of what it needs; where causes were found,
+    one of those, or of the plausibility of it all.
     """
     if not known.num_facts:
         return _FIRST
     worth: dict[str, float] = {}
     for rule in rules:
-        if rule.name in spoken:
+        if rule.name in spoken or (causes and rule.cause not in causes | {Cause.MEASUREMENT}):
             continue
         for needed in rule.needs:
             absent = [key for key in needed if not _is_told(known, key)]

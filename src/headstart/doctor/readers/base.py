@@ -40,11 +40,12 @@ class Reader(Protocol):
         """Whether this is its kind of file; cheap, never fails."""
         ...
 
-    def read(self, document: Document) -> Report:
-        """The facts in a file that it knows.
+    def read(self, documents: Sequence[Document]) -> Report:
+        """The facts in all the files that it knows, in the order given.
 
-        Broken parts are skipped and reported. Raises ConfigError only for what somebody wrote for
-        the doctor and got wrong, such as a misspelt key.
+        Together, because a counter only tells something by what it grew between two files. Broken
+        parts are skipped and reported. Raises ConfigError only for what somebody wrote for the
+        doctor and got wrong, such as a misspelt key.
         """
         ...
 
@@ -53,16 +54,19 @@ def load(paths: Sequence[Path], readers: Sequence[Reader]) -> Report:
     """The facts of several files. Raises ConfigError for one that cannot be opened."""
     facts: list[Fact] = []
     skipped: list[str] = []
+    known: dict[str, list[Document]] = {reader.name: [] for reader in readers}
     for path in paths:
         document = _open(path)
         reader = next((each for each in readers if each.knows(document)), None)
         if reader is None:
-            known = ", ".join(each.name for each in readers)
-            skipped.append(f"{path}: of no kind that is known ({known})")
-            continue
-        report = reader.read(document)
-        facts += report.facts
-        skipped += report.skipped
+            skipped.append(f"{path}: of no kind that is known ({', '.join(known)})")
+        else:
+            known[reader.name].append(document)
+    for reader in readers:
+        if known[reader.name]:
+            report = reader.read(known[reader.name])
+            facts += report.facts
+            skipped += report.skipped
     return Report(facts=tuple(facts), skipped=tuple(skipped))
 
 

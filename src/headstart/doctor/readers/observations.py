@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -48,8 +48,11 @@ class ObservationsReader:
         key, table = _KEY.match(first), _TABLE.fullmatch(first)
         return bool((key and key[1] in Observations.model_fields) or (table and table[1] in LISTS))
 
-    def read(self, document: Document) -> Report:
+    def read(self, documents: Sequence[Document]) -> Report:
         """See `Reader`. Raises ConfigError."""
+        return Report(facts=tuple(fact for each in documents for fact in self._read(each)))
+
+    def _read(self, document: Document) -> Iterator[Fact]:
         try:
             tree = tomllib.loads(document.text)
         except tomllib.TOMLDecodeError as error:
@@ -64,7 +67,7 @@ class ObservationsReader:
             twice = [name for name, count in names.items() if count > 1]
             if twice and scope in _NAMED:
                 raise ConfigError(f"{document.path}: two of {scope} have the name {twice[0]!r}")
-        return Report(facts=tuple(_facts(observations, document)))
+        return _facts(observations, document)
 
 
 def _explained(error: ValidationError) -> Iterator[str]:
