@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__, render
-from headstart.cli import bench, config, demo, gate, node, serve
+from headstart.cli import bench, config, demo, doctor, gate, node, serve
 from headstart.errors import HeadstartError
 
 EXIT_USAGE = 2
@@ -28,6 +28,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(serve.serve)
 app.command(name="gate", cls=gate.GateCommand)(gate.gate)
+app.command(name="doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(node.app, name="node")

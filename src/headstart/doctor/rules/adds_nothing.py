@@ -1,0 +1,50 @@
+"""A tier that is asked for what the device holds already: it adds cost, and no tokens.
+
+hit rate of the device >= 80 % of the whole, and TTFT with the tier / without > 1 + noise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headstart.doctor.arms import hit_share, is_low, pairs
+from headstart.doctor.facts import Known, say
+from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+
+_MOST = 0.8
+_NOTHING = 0.05
+
+
+def find(known: Known) -> Iterator[Sign]:
+    """Pairs that lose while the device hits all there is."""
+    for pair in pairs(known):
+        local, rate = pair.hit.number("local_hit_rate"), hit_share(pair.hit)
+        outside = pair.hit.number("external_hit_rate")
+        all_local = local is not None and rate is not None and local >= _MOST * rate > 0.0
+        all_local = all_local or (bool(local) and is_low(outside, _NOTHING))
+        if all_local and pair.ratio > 1.0 + pair.noise:
+            yield Sign(
+                strength=Strength.COMPUTED,
+                margin=pair.ratio / (1.0 + pair.noise),
+                explained_s=-pair.gain_s,
+                evidence=(
+                    say(
+                        "the device hits {hit.local_hit_rate} by itself; with the tier the first "
+                        "token takes {hit.ttft} instead of {without.ttft}",
+                        hit=pair.hit,
+                        without=pair.without,
+                    ),
+                ),
+            )
+
+
+RULE = Rule(
+    name="adds_nothing",
+    cause=Cause.SLOW_TIER,
+    needs=(("arms.local_hit_rate", "arms.hit_rate", "arms.ttft_p50", "arms.cache"),),
+    find=find,
+    fixes=(
+        Fix(text="ask the tier only beyond what the device hits, and not before it is scheduled"),
+        Fix(text="take the connector away until the working set is larger than the device cache"),
+    ),
+)
