@@ -41,8 +41,13 @@ def read_runs(path: Path) -> list[Run]:
     if not path.exists() and "#" in str(path):
         name, _, selector = str(path).rpartition("#")
         file = Path(name)
-    runs = _runs_of(_documents(file), file)
+    runs = _runs_of(_documents(_text(file), file), file)
     return [check(run, path) for run in (_chosen(runs, selector, path) if selector else runs)]
+
+
+def parse_runs(text: str, path: Path) -> list[Run]:
+    """The runs in a text that was read from `path`, which messages name. Raises ConfigError."""
+    return [check(run, path) for run in _runs_of(_documents(text, path), path)]
 
 
 def read_partners(path: Path) -> list[Run]:
@@ -77,12 +82,15 @@ def _kind(arm: str, phase: str) -> str:
     return f"{arm}/{phase}" if phase else arm or "(no arm)"
 
 
-def _documents(path: Path) -> list[Any]:
-    """What is in a file, one object but for JSON lines."""
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _documents(text: str, path: Path) -> list[Any]:
+    """What is in a file, one object but for JSON lines."""
     try:
         return [json.loads(text)]
     except ValueError as whole:

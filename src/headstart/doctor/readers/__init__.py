@@ -6,9 +6,13 @@ of: it says what it skipped and goes on.
 
 from __future__ import annotations
 
-from headstart.doctor.readers.base import Document, Reader, Report, load
+from collections.abc import Sequence
+from pathlib import Path
+
+from headstart.doctor.readers.base import Document, Reader, Report, read_all
 from headstart.doctor.readers.bench import BenchReader
 from headstart.doctor.readers.decisions import DecisionsReader
+from headstart.doctor.readers.files import open_all
 from headstart.doctor.readers.observations import ObservationsReader
 from headstart.doctor.readers.prometheus import PrometheusReader
 
@@ -21,3 +25,17 @@ READERS: tuple[Reader, ...] = (
     PrometheusReader(),
 )
 """The first that knows a file reads it; of two facts on one thing, the earlier reader's counts."""
+
+
+def load(sources: Sequence[Path | Document], readers: Sequence[Reader] = READERS) -> Report:
+    """The facts of files, folders, archives and what was read already.
+
+    Raises ConfigError for a file that cannot be opened, and for one written for the doctor that is
+    wrong; not for what lies in a folder or an archive.
+    """
+    skipped: list[str] = []
+    documents: list[Document] = []
+    for source in sources:
+        documents += [source] if isinstance(source, Document) else open_all([source], skipped)
+    report = read_all(documents, readers)
+    return Report(facts=report.facts, skipped=(*skipped, *report.skipped))

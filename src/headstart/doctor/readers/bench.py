@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.imports import read_runs
+from headstart.bench.imports import parse_runs
 from headstart.bench.run import SCHEMA, Run
 from headstart.doctor.facts import Fact, Source, Value
 from headstart.doctor.readers.base import Document, Report
 from headstart.errors import ConfigError
 
-_MARKS = (f'"{SCHEMA}"', '"ttfts"', '"median_ttft_ms"')
+_MARKS = (f'"{SCHEMA}"'.encode(), b'"ttfts"', b'"median_ttft_ms"')
 _AVERAGES = {
     "mean_ttft_ms": ("ttft_mean", 1e-3),
     "median_ttft_ms": ("ttft_p50", 1e-3),
@@ -43,8 +43,7 @@ class BenchReader:
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""
-        text = document.text.lstrip()
-        return text.startswith("{") and any(mark in text for mark in _MARKS)
+        return document.head.lstrip().startswith("{") and document.has(*_MARKS)
 
     def read(self, documents: Sequence[Document]) -> Report:
         """See `Reader`."""
@@ -52,7 +51,7 @@ class BenchReader:
         skipped: list[str] = []
         for document in documents:
             try:
-                runs = read_runs(Path(document.path))
+                runs = parse_runs(document.text, Path(document.path))
             except ConfigError as error:
                 averages = _averages(document)
                 facts += averages

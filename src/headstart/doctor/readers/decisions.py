@@ -26,7 +26,7 @@ class DecisionsReader:
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""
-        first = next((line for line in document.text.splitlines() if line.strip()), "")
+        first = next((line for line in document.head.splitlines() if line.strip()), "")
         return first.lstrip().startswith("{") and DECISION_SCHEMA in first
 
     def read(self, documents: Sequence[Document]) -> Report:

@@ -43,7 +43,7 @@ class ObservationsReader:
         """See `Reader`: by its name, or a first line that is TOML of a known key."""
         if document.path.endswith(".toml"):
             return True
-        lines = (line for line in document.text.splitlines() if line.strip())
+        lines = (line for line in document.head.splitlines() if line.strip())
         first = next((line for line in lines if not line.lstrip().startswith("#")), "")
         key, table = _KEY.match(first), _TABLE.fullmatch(first)
         return bool((key and key[1] in Observations.model_fields) or (table and table[1] in LISTS))
