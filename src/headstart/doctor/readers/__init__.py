@@ -13,6 +13,7 @@ from headstart.doctor.readers.base import Document, Reader, Report, read_all
 from headstart.doctor.readers.bench import BenchReader
 from headstart.doctor.readers.decisions import DecisionsReader
 from headstart.doctor.readers.files import open_all
+from headstart.doctor.readers.logs import LogsReader
 from headstart.doctor.readers.observations import ObservationsReader
 from headstart.doctor.readers.prometheus import PrometheusReader
 
@@ -23,6 +24,7 @@ READERS: tuple[Reader, ...] = (
     DecisionsReader(),
     BenchReader(),
     PrometheusReader(),
+    LogsReader(),
 )
 """The first that knows a file reads it; of two facts on one thing, the earlier reader's counts."""
 

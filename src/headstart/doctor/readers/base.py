@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import BinaryIO, Protocol
 
 from headstart.doctor.facts import Fact
@@ -87,15 +86,13 @@ class Document:
 
     def has(self, *marks: bytes) -> bool:
         """Whether one of some short marks is anywhere in it."""
-        overlap = max(map(len, marks)) - 1
-        return any(
-            any(mark in before[-overlap:] + block for mark in marks)
-            for before, block in pairwise(self._after_nothing())
-        )
-
-    def _after_nothing(self) -> Iterator[bytes]:
-        yield b""
-        yield from self.blocks()
+        overlap = max(map(len, marks))
+        text = b""
+        for block in self.blocks():
+            text = text[-overlap:] + block
+            if any(mark in text for mark in marks):
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

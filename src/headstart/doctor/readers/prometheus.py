@@ -15,6 +15,7 @@ from headstart.doctor.facts import Fact, Source, Value
 from headstart.doctor.readers.base import Document, Report
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?\s*")
+_KNOWN = re.compile(r"^vllm:\w+(\{|\s)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _PREFIX = "vllm:"
 _MEANS = {
@@ -46,7 +47,7 @@ class PrometheusReader:
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""
-        return re.search(rf"^{_PREFIX}\w+(\{{|\s)", document.text, re.MULTILINE) is not None
+        return _PREFIX in document.head and _KNOWN.search(document.head) is not None
 
     def read(self, documents: Sequence[Document]) -> Report:
         """See `Reader`."""
