@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from headstart import render
 from headstart.cli.options import JsonTarget
-from headstart.units import format_seconds
+from headstart.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from headstart.doctor.findings import Diagnosis, Finding
@@ -22,8 +23,15 @@ _EXITS = {"no_fault": 0, "cannot_say": EXIT_NOTHING}
 
 def doctor(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="What you have; several files add up.")
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="What you have: files, folders, archives, http://HOST:PORT/metrics; they add up.",
+        ),
     ],
+    window: Annotated[
+        str, typer.Option(help="Time between the two readings of a URL, such as 30s or 5min.")
+    ] = "30s",
     json: JsonTarget = None,
 ) -> None:
     r"""Say what makes the first token slow although the cache hits, how sure that is, and the fix.
@@ -48,16 +56,24 @@ def doctor(
 
     The more stages, counters and monitor readings it has, the surer the answer; what would help is
     listed last. All keys are in docs/doctor-observations.md; a misspelt one is refused. Results of
-    load generators, vLLM's /metrics (two snapshots) and Headstart's decision log are read as well.
+    load generators, logs and /metrics of vLLM, SGLang and LMCache, and Headstart's decision log are
+    read as well, also in folders and in .tar.gz archives. A URL is read twice, --window apart.
 
     Exit code 0 no fault, 1 causes found, 2 nothing usable: it cannot say, or a file is wrong.
     """
     from headstart.doctor.diagnose import diagnose
     from headstart.doctor.facts import Known
-    from headstart.doctor.readers import READERS, load
+    from headstart.doctor.readers import Document, load
+    from headstart.doctor.readers.scrape import is_url, scrape
     from headstart.doctor.report import document
 
-    report = load(files, READERS)
+    urls = [file for file in files if is_url(file)]
+    sources: list[Path | Document] = [Path(file) for file in files if not is_url(file)]
+    if urls:
+        seconds = parse_seconds(window)
+        with render.progress(f"reading metrics twice, {format_seconds(seconds)} apart"):
+            sources += scrape(urls, seconds, sleep=time.sleep)
+    report = load(sources)
     diagnosis = diagnose(Known(report.facts), skipped=report.skipped)
     render.publish(document(diagnosis), json, lambda: _show(diagnosis))
     raise typer.Exit(_EXITS.get(diagnosis.verdict, EXIT_FINDING))

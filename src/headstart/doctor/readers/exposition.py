@@ -1,0 +1,182 @@
+"""Prometheus' text format: snapshots of one server, and what grew between them.
+
+Names are brought to one form: `vllm:prefix_cache_hits`, whether it was exposed as that, with
+`_total`, or with another character instead of the colon (`vllm_`, `ray_vllm_`). A counter that
+fell was reset, and counts from zero again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headstart.doctor.facts import Source
+from headstart.doctor.readers.base import Document
+
+FAMILIES = ("vllm", "sglang", "lmcache_mp", "lmcache", "headstart")
+_FAMILY = "|".join(FAMILIES)
+KNOWN = re.compile(rf"^(?:ray_)?(?:{_FAMILY})[:_]\w+(?:\{{|\s+[\d.+-]|\s+NaN)", re.MULTILINE)
+_SAMPLE = re.compile(
+    rf"(?:ray_)?({_FAMILY})[:_](\w+)(?:\{{(.*)\}})?\s+(\S+)(?:\s+-?\d+)?(?:\s+#.*)?\s*"
+)
+_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+_OURS = re.compile(rf"(?:ray_)?(?:{_FAMILY})[:_]")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Labels = Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Series:
+    labels: Labels
+    values: list[float] = field(default_factory=list)
+    """One a snapshot that has it."""
+    source: Source | None = None
+
+    @property
+    def growth(self) -> float:
+        """Over the snapshots; with one, since the start."""
+        first, *later = self.values
+        if not later:
+            return first
+        steps = zip(self.values, later, strict=False)
+        return sum(new - old if new >= old else new for old, new in steps)
+
+    @property
+    def is_reset(self) -> bool:
+        return any(new < old for old, new in zip(self.values, self.values[1:], strict=False))
+
+
+class Metrics:
+    """All series of one server."""
+
+    def __init__(self, documents: Sequence[Document], skipped: list[str]) -> None:
+        """Of its snapshots, in the order of time; broken lines are added to `skipped`."""
+        self._series: dict[str, dict[str, _Series]] = {}
+        self._families: set[str] = set()
+        for document in _in_order(documents):
+            self._read(document, skipped)
+
+    def _read(self, document: Document, skipped: list[str]) -> None:
+        seen: set[tuple[str, str]] = set()
+        earlier = frozenset(self._families)
+        for line, text in enumerate(document.text.splitlines(), start=1):
+            if not _OURS.match(text):
+                continue
+            match = _SAMPLE.fullmatch(text)
+            value = _number(match[4]) if match else None
+            if match is None or value is None:
+                if match is None or match[4] != "NaN":
+                    skipped.append(f"{document.path}:{line}: no sample")
+                continue
+            name = f"{match[1]}:{match[2].removesuffix('_total')}"
+            labels = dict(_LABEL.findall(match[3] or ""))
+            key = match[3] or ""
+            series = self._series.setdefault(name, {}).setdefault(key, _Series(labels))
+            if (name, key) in seen:
+                continue
+            seen.add((name, key))
+            # What is not in an earlier snapshot was zero: series with labels come with their first
+            # event.
+            if not series.values and match[1] in earlier:
+                series.values.append(0.0)
+            series.values.append(value)
+            self._families.add(match[1])
+            series.source = Source(path=document.path, line=line)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._series
+
+    def source(self, name: str) -> Source:
+        """Where its last sample stands."""
+        sources = [each.source for each in self._series[name].values() if each.source]
+        return max(sources, key=lambda source: (source.path, source.line or 0))
+
+    @property
+    def resets(self) -> Iterator[str]:
+        """Names of counters that fell."""
+        for name, found in self._series.items():
+            if name.endswith(("_sum", "_count", "_bucket")) and any(
+                each.is_reset for each in found.values()
+            ):
+                yield name
+
+    def growth(self, name: str, **labels: str) -> float | None:
+        """What a counter grew by, over all series with these labels; None if there is none."""
+        return _sum(each.growth for each in self._matching(name, labels))
+
+    def now(self, name: str, **labels: str) -> float | None:
+        """The last value of a gauge, over all series with these labels."""
+        return _sum(each.values[-1] for each in self._matching(name, labels))
+
+    def largest(self, name: str) -> float | None:
+        """The largest value of a gauge in any series and snapshot."""
+        values = [max(each.values) for each in self._matching(name, {})]
+        return max(values, default=None)
+
+    def labels(self, name: str) -> Labels:
+        """Those of its last series, for metrics that tell by labels."""
+        return next(reversed(self._series.get(name, {}).values()), _Series({})).labels
+
+    def values_of(self, name: str, label: str) -> tuple[str, ...]:
+        """All values of a label."""
+        found = (each.labels.get(label) for each in self._series.get(name, {}).values())
+        return tuple(dict.fromkeys(value for value in found if value is not None))
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        """Of a histogram or summary."""
+        total, count = self.growth(f"{name}_sum", **labels), self.growth(f"{name}_count", **labels)
+        return total / count if total is not None and count else None
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Of a histogram, by linear interpolation inside its bucket; None beyond the last one."""
+        bounds: dict[float, float] = {}
+        for each in self._matching(f"{name}_bucket", {}):
+            bound = _number(each.labels.get("le", ""))
+            if bound is not None:
+                bounds[bound] = bounds.get(bound, 0.0) + each.growth
+        buckets = sorted(bounds.items())
+        if not buckets or not buckets[-1][1]:
+            return None
+        wanted, below, seen = share * buckets[-1][1], 0.0, 0.0
+        for bound, number in buckets:
+            if number >= wanted:
+                if bound == float("inf"):
+                    return None
+                return below + (bound - below) * (wanted - seen) / max(number - seen, 1.0)
+            below, seen = bound, number
+        return None
+
+    def _matching(self, name: str, labels: Labels) -> Iterator[_Series]:
+        for each in self._series.get(name, {}).values():
+            # SGLang's ranks all say the same of tokens and requests: the first one speaks.
+            is_repeated = any(each.labels.get(rank, "0") != "0" for rank in ("tp_rank", "pp_rank"))
+            is_shared = name.startswith("sglang:") and "bytes" not in name
+            if is_repeated and is_shared:
+                continue
+            if all(each.labels.get(key) == value for key, value in labels.items()):
+                yield each
+
+
+def _sum(values: Iterator[float]) -> float | None:
+    found = list(values)
+    return sum(found) if found else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value == value else None
+
+
+def _in_order(documents: Sequence[Document]) -> list[Document]:
+    """As given, but by the start of the process where that differs: a restart comes later."""
+    starts = [_START.search(document.text) for document in documents]
+    times = [_number(start[1]) if start else None for start in starts]
+    if None in times or len(set(times)) < 2:
+        return list(documents)
+    order = sorted(range(len(documents)), key=lambda index: times[index] or 0.0)
+    return [documents[index] for index in order]
