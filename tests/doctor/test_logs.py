@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart.doctor.diagnose import diagnose
 from headstart.doctor.facts import Known
@@ -230,6 +233,15 @@ def test_sglang(tmp_path, year):
     assert diagnose(known).verdict == "no_room"
 
 
+def test_many_decode_batches(tmp_path, monkeypatch):
+    from headstart.doctor.readers import log_sglang
+
+    monkeypatch.setattr(log_sglang, "_MANY", 4)
+    line = SGLANG["2026"][1]
+    lines = [line] * 4 + [line.replace("800.00", "0.00")] * 80
+    assert told(tmp_path, *lines)[0].top.number("throughput") == pytest.approx(4 * 800 / 14)
+
+
 def test_ranks_of_sglang(tmp_path):
     line = SGLANG["2025"][0]
     ranks = [line.replace("TP0", rank) for rank in ("DP0 TP0", "DP0 TP1", "DP1 TP0", "DP1 TP1")]
@@ -358,3 +370,43 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
     path = tmp_path / "x.log"
     path.write_text("LMCache INFO" + "x" * 1000 + "\n" + v1(3, 9, 50.0, 12.0) + "\n")
     assert str(Known(load([path]).facts).top.fact("running").source) == f"{path}:2"
+
+
+SAMPLES = [
+    v1(3, 9, 50.0, 12.0, 40.0, more=", Preemptions: 3"),
+    *SGLANG["2024"],
+    *SGLANG["2026"],
+    "Avg prompt throughput: 5 tokens/s, Avg generation throughput: 3 tokens/s, Running: 3 reqs, "
+    "Swapped: 2 reqs, Pending: 9 reqs, GPU KV cache usage: 9.0%, CPU KV cache usage: 1.0%.",
+    "Prefix cache hit rate: GPU: 62.26%, CPU: 0.00%",
+    "PreemptionMode.SWAP total_num_cumulative_preemption=51",
+    "KV Transfer metrics: CPU_to_GPU_total_bytes=2e9, CPU_to_GPU_total_time=0.1, hits=3",
+    "GPU KV cache size: 409,600 tokens, Maximum concurrency for 32,768 tokens per request: 12.50x",
+    "ReqTimeStats(rid=a, input_len=4000, cached_input_len=10): queue_duration=1.5ms",
+    "Prefetching 20 pages for request abc. Prefetch abc completed with 640 tokens",
+    "max_total_num_tokens=655360, max_running_requests=128, context_len=32768",
+    "KV cache pool is full. Retract requests. #retracted_reqs: 1",
+    lmcache("Reqid: r1, Total tokens 1000, LMCache hit tokens: 800, need to load: -300"),
+    lmcache("Retrieved 5 out of 9 tokens. size: 0.5 gb, cost 1.5 ms, throughput: 3.1 GB/s;"),
+    'INFO: 10.0.0.7 - "POST /v1/completions HTTP/1.1" 200 OK',
+]
+PIECES = st.one_of(
+    st.sampled_from(SAMPLES),
+    st.builds(lambda line, cut: line[:cut], st.sampled_from(SAMPLES), st.integers(0, 250)),
+    st.builds(
+        lambda line, number: re.sub(r"\d+(\.\d+)?", number, line),
+        st.sampled_from(SAMPLES),
+        st.sampled_from(["", "0", "-1", "1.2.3", ",", "9" * 5000, "nan", "1e999", "٣"]),
+    ),
+    st.text(max_size=20),
+)
+
+
+@given(pieces=st.lists(PIECES, max_size=12), between=st.sampled_from(["\n", "", "\r\n", "\0"]))
+def test_nothing_in_a_log_is_fatal(pieces, between):
+    document = base.Document(path="x.log", text="LMCache INFO\n" + between.join(pieces))
+    report = load([document])
+    for fact in report.facts:
+        assert not isinstance(fact.value, float) or 0.0 <= fact.value < float("inf")
+        assert str(fact)
+    diagnose(Known(report.facts))

@@ -19,12 +19,13 @@ _NO_ROOM = b"Failed to allocate memory "
 _TIMED_OUT = b"data transfer timeout"
 
 _HITS = re.compile(
-    rb"([^\s,]+), Total tokens (\d+), (?:Inference Engine computed tokens: (-?\d+), )?"
-    rb"LMCache hit tokens: (\d+), need to load: (-?\d+)"
+    rb"([^\s,]+), Total tokens (\d{1,15}), (?:Inference Engine computed tokens: (-?\d{1,15}), )?"
+    rb"LMCache hit tokens: (\d{1,15}), need to load: (-?\d{1,15})"
 )
 _MOVED = re.compile(
-    rb"(\d+) out of (?:total )?(\d+)[^.]*tokens[^.]*\. size: ([\d.]+) ?([kKMGTgmt]?i?[bB]), "
-    rb"cost:? ([\d.]+) (ms|s), throughput: ([\d.]+) ?([kKMGTgmt]?i?[bB])/s"
+    rb"(\d{1,15}) out of (?:total )?(\d{1,15})[^.]*tokens[^.]*\. size: (\d{1,15}(?:\.\d+)?) ?"
+    rb"([kKMGTgmt]?i?[bB]), cost:? (\d{1,15}(?:\.\d+)?) (ms|s), throughput: (\d{1,15}(?:\.\d+)?) ?"
+    rb"([kKMGTgmt]?i?[bB])/s"
 )
 _RANK = re.compile(rb"(?:rank[ =:]|TP)(\d+)")
 _UNITS = {b"": 1.0, b"k": 2.0**10, b"m": 2.0**20, b"g": 2.0**30, b"t": 2.0**40}

@@ -18,14 +18,16 @@ _TIMES = b"Stats(rid="
 _PREFETCH = b"refetch"
 _POOL = b"max_total_num_tokens="
 
+_MANY, _STRIDE = 200_000, 8
+"""Decode batches from which every eighth says enough: nothing is counted in them."""
 _TAG_NBYTES = 32
 """Of what stands right before a record: the rank is there."""
 _RANK = re.compile(rb"\b(DP|TP|PP)(\d+)\b")
-_PAIR = re.compile(rb"([\w ]+?)=(\d+(?:\.\d+)?)")
-_FOUND = re.compile(rb"ing (\d+) pages for ")
-_CAME = re.compile(rb" \S+ completed with (\d+) tokens| success .*?loaded=(\d+)")
+_PAIR = re.compile(rb"([\w ]+?)=(\d{1,15}(?:\.\d+)?)")
+_FOUND = re.compile(rb"ing (\d{1,15}) pages for ")
+_CAME = re.compile(rb" \S+ completed with (\d{1,15}) tokens| success .*?loaded=(\d{1,15})")
 _NOT_READ = b" failed to retrieve page "
-_COUNT = re.compile(rb"#retracted_reqs: (\d+)")
+_COUNT = re.compile(rb"#retracted_reqs: (\d{1,15})")
 
 
 class SglangLog:
@@ -36,6 +38,7 @@ class SglangLog:
 
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
+        self._num_decodes = 0
         self._new, self._cached, self._rates = Sum(), Sum(), Spread()
         self._throughput, self._retracted = Sum(), Sum()
         self._times: dict[str, Spread] = {}
@@ -44,6 +47,10 @@ class SglangLog:
 
     def take(self, record: Record) -> bool:
         """See `Parser`."""
+        if record.mark == _DECODE:
+            self._num_decodes += 1
+            if self._num_decodes > _MANY and self._num_decodes % _STRIDE:
+                return True
         if record.mark in (_PREFILL, _DECODE):
             return self._batch(record)
         if record.mark == _RETRACTED:

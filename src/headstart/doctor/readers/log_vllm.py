@@ -27,12 +27,12 @@ _OK = (b'" 200', b'\\" 200')
 _TAG_NBYTES = 16
 """Of what stands right before a record: the engine is there."""
 _ENGINE = re.compile(rb"Engine (\d+): *$")
-_SIZE = re.compile(rb"([\d,]+) tokens(?:.*?Maximum concurrency for ([\d,]+) tokens)?")
+_SIZE = re.compile(rb"(\d[\d,]{,20}) tokens(?:.*?Maximum concurrency for (\d[\d,]{,20}) tokens)?")
 _VERSION = re.compile(rb"v?(\d+\.\d+(?:\.\d+)?)")
 _FAILING = re.compile(rb"Failing (\d+) request\(s\) due to $")
 _RESCHEDULED = re.compile(rb": (\d+) request\(s\) rescheduled")
 _TRANSFER = re.compile(
-    rb"([A-Za-z][\w:]*(?: [\w/()]+)*)(?::\(([^)]*)\))?=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+    rb"([A-Za-z][\w:]*(?: [\w/()]+)*)(?::\(([^)]*)\))?=(\d{1,20}(?:\.\d+)?(?:[eE][+-]?\d\d?)?)"
 )
 _MB = float(1 << 20)
 
@@ -45,7 +45,7 @@ class VllmLog:
 
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
-        self._last: dict[str, dict[str, Sum]] = {"local": {}, "external": {}}
+        self._last: dict[str, dict[str, tuple[float, Record]]] = {"local": {}, "external": {}}
         self._rates = Spread()
         self._throughput, self._requests = Sum(), Sum()
         self._preemptions, self._warned = Sum(), Sum()
@@ -103,14 +103,12 @@ class VllmLog:
         return True
 
     def _now(self, key: str, name: str, value: float, record: Record) -> None:
-        latest = self._last[key][name] = Sum()
-        latest.add(min(1.0, value), record)
+        self._last[key][name] = (min(1.0, value), record)
 
     def _counted(self, record: Record) -> bool:
-        number = re.match(rb"[\d.]+", record.text)
-        if number is None:
+        value = record.number(b"")
+        if value is None:
             return False
-        value = float(number[0].rstrip(b"."))
         if record.mark == _V0_HITS:
             self._now("local", "", value / 100, record)
         else:
@@ -173,16 +171,15 @@ class VllmLog:
         count = self._preemptions.total + self._num_warned
         if count:
             yield fact("num_preemptions", count, preempted.source)
-        rates = {key: sums for key, sums in (("hit_rate", self._last["local"]),) if sums}
-        yield from workers(self._flows, rates)
+        yield from workers(self._flows, self._last["local"])
         yield from self._tiers()
 
     def _hits(self) -> Iterator[Fact]:
         missed, source = 1.0, Source(path="")
-        for key, sums in self._last.items():
-            if sums:
-                rate = sum(each.total for each in sums.values()) / len(sums)
-                source = next(iter(sums.values())).source
+        for key, rates in self._last.items():
+            if rates:
+                rate = sum(value for value, _ in rates.values()) / len(rates)
+                source = next(iter(rates.values()))[1].source
                 yield fact(f"{key}_hit_rate", rate, source)
                 missed *= 1.0 - rate
         if self._last["local"]:

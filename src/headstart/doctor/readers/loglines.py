@@ -20,7 +20,8 @@ _LONGEST = 4 << 20
 """Of a line without an end; what is longer is no log."""
 _START_NBYTES = 16 << 20
 _COLOUR = re.compile(rb"(?:\x1b|\\u001b|\\x1b)\[[0-9;]*[A-Za-z]")
-_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(rb"\d{1,15}(?:\.\d{1,15})?")
+"""Of a length that no nonsense becomes infinite."""
 _MOST = 1 << 20
 """Values that are kept for a median, or moments for a choice; those beyond are only summed."""
 
@@ -153,7 +154,9 @@ class Spread(Sum):
 
     def add(self, value: float, record: Record) -> None:
         """One more."""
-        super().add(value, record)
+        self.total += value
+        self.count += 1
+        self._last = record
         if self.count <= _MOST:
             self.values.append(value)
 
@@ -258,20 +261,20 @@ def trend(rates: Spread, flow: Flow) -> Iterator[Fact]:
         yield fact(key, min(1.0, sum(part) / len(part)), rates.source)
 
 
-def workers(flows: Mapping[str, Flow], more: Mapping[str, Mapping[str, Sum]]) -> Iterator[Fact]:
-    """Each engine of several, by name; `more` gives further keys of them, as their last value."""
-    if len(flows) < 2:
+def workers(flows: Mapping[str, Flow], rates: Mapping[str, tuple[float, Record]]) -> Iterator[Fact]:
+    """Each engine of several, by name; `rates` are their hit rates, where those are told."""
+    named = {name: flow for name, flow in flows.items() if name}
+    if len(named) < 2:
         return
-    for name, flow in flows.items():
+    for name, flow in named.items():
         running, waiting = flow.means
         told: dict[str, tuple[Value, Source]] = {
             "name": (name, flow.source),
             "running": (running, flow.source),
             "waiting": (waiting, flow.source),
         }
-        for key, sums in more.items():
-            if name in sums:
-                told[key] = (sums[name].total, sums[name].source)
+        if name in rates:
+            told["hit_rate"] = (rates[name][0], rates[name][1].source)
         for key, (value, source) in told.items():
             yield Fact(key=key, value=value, source=source, scope="workers", owner=name)
 
