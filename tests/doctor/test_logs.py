@@ -171,6 +171,18 @@ def test_transfers_of_vllm(tmp_path):
     assert known.top.says("pinned", False)
 
 
+def test_loads_that_failed(tmp_path):
+    known, _ = told(
+        tmp_path,
+        "WARNING [scheduler.py:9] Recovered from KV load failure: 3 request(s) rescheduled (90 "
+        "tokens affected).",
+        "ERROR [scheduler.py:5] Failing 2 request(s) due to KV load failure (failure_policy=fail, "
+        "9 tokens affected). Request IDs: {'a', 'b'}",
+        v1(1, 0, 3.0, 5.0),
+    )
+    assert known.tiers[0].number("num_failed_reads") == 5
+
+
 def test_transfers_of_the_flat_names(tmp_path):
     known, _ = told(
         tmp_path,
@@ -362,6 +374,17 @@ def test_lines_across_blocks_and_gzip(tmp_path, monkeypatch):
         ]
 
 
+def test_what_is_no_log_is_not_read_whole(monkeypatch):
+    from headstart.doctor.readers import logs
+
+    reader = logs.LogsReader()
+    assert not reader.knows(base.Document(path="w.bin", text="\0weights " + v1(3, 9, 50.0, 12.0)))
+    monkeypatch.setattr(logs, "_KNOWN_WITHIN", 100)
+    monkeypatch.setattr(base, "_BLOCK_NBYTES", 50)
+    late = base.Document(path="x.log", text="x" * 500 + v1(3, 9, 50.0, 12.0))
+    assert not reader.knows(late)
+
+
 def test_a_line_without_an_end(tmp_path, monkeypatch):
     from headstart.doctor.readers import loglines
 
@@ -402,7 +425,7 @@ PIECES = st.one_of(
 )
 
 
-@given(pieces=st.lists(PIECES, max_size=12), between=st.sampled_from(["\n", "", "\r\n", "\0"]))
+@given(pieces=st.lists(PIECES, max_size=12), between=st.sampled_from(["\n", "", "\r\n", "\r"]))
 def test_nothing_in_a_log_is_fatal(pieces, between):
     document = base.Document(path="x.log", text="LMCache INFO\n" + between.join(pieces))
     report = load([document])

@@ -84,14 +84,17 @@ class Document:
         # What is no UTF-8 is no figure either.
         return kept.decode("utf-8", errors="replace")
 
-    def has(self, *marks: bytes) -> bool:
-        """Whether one of some short marks is anywhere in it."""
+    def has(self, *marks: bytes, within: int = MAX_NBYTES) -> bool:
+        """Whether one of some short marks is in about its first `within` bytes."""
         overlap = max(map(len, marks))
-        text = b""
+        text, nbytes = b"", 0
         for block in self.blocks():
             text = text[-overlap:] + block
+            nbytes += len(block)
             if any(mark in text for mark in marks):
                 return True
+            if nbytes >= within:
+                break
         return False
 
 

@@ -172,6 +172,9 @@ class VllmLog:
         if count:
             yield fact("num_preemptions", count, preempted.source)
         yield from workers(self._flows, self._last["local"])
+        if self._failed.count:
+            told: dict[str, Value] = {"num_failed_reads": self._failed.total}
+            yield from tier("KV connector", self._failed.source, told)
         yield from self._tiers()
 
     def _hits(self) -> Iterator[Fact]:

@@ -21,6 +21,9 @@ _SIGNS = (
     b"LMCache INFO", b"LMCache WARNING", b"LMCache ERROR",
 )  # fmt: skip
 """What no other file has."""
+_KNOWN_WITHIN = 64 << 20
+"""An engine that writes more before its first request is not known, nor are weights read whole."""
+_BINARY_LENGTH = 4096
 
 
 class LogsReader:
@@ -30,7 +33,8 @@ class LogsReader:
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""
-        return document.has(*_SIGNS)
+        is_binary = "\0" in document.head[:_BINARY_LENGTH]
+        return not is_binary and document.has(*_SIGNS, within=_KNOWN_WITHIN)
 
     def read(self, documents: Sequence[Document]) -> Report:
         """See `Reader`."""
