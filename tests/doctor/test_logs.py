@@ -395,6 +395,18 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
     assert str(Known(load([path]).facts).top.fact("running").source) == f"{path}:2"
 
 
+def test_healthy_engines_are_not_accused(tmp_path):
+    lines = [v1(n % 9, n % 2, 20.0 + n % 30, 60.0, 30.0, engine=n % 2) for n in range(60)]
+    lines += [
+        lmcache(
+            "Retrieved 512 out of 512 tokens. size: 0.5 gb, cost 50.0 ms, throughput: 10 GB/s;"
+        ),
+        lmcache("Stored 512 out of 512 tokens. size: 90.5 gb, cost 9000.0 ms, throughput: 10 GB/s"),
+        lmcache("Reqid: r1, Total tokens 1000, LMCache hit tokens: 800, need to load: 600"),
+    ]
+    assert diagnose(told(tmp_path, *lines)[0]).findings == ()
+
+
 SAMPLES = [
     v1(3, 9, 50.0, 12.0, 40.0, more=", Preemptions: 3"),
     *SGLANG["2024"],

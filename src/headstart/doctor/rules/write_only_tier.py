@@ -26,11 +26,12 @@ def find(known: Known) -> Iterator[Sign]:
             continue
         if tier.says("restarted", True) or (hits is not None and hits > 0.5 * (possible or 1.0)):
             continue
-        wanted = bool(possible) or arm.says("is_repeat", True) or bool(arm.number("num_queries"))
+        if not possible and not arm.says("is_repeat", True):
+            continue  # counters alone do not tell that anything was asked twice
         yield Sign(
-            strength=Strength.COMPUTED if wanted else Strength.HINTED,
+            strength=Strength.COMPUTED,
             margin=ratio(_NONE * told[1], told[0]),
-            share=1.0 if wanted else None,
+            share=1.0,
             evidence=(say("{tier.name}: {tier.written} written, {tier.read} read", tier=tier),),
         )
 
