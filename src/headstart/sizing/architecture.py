@@ -126,6 +126,11 @@ class Architecture:
             start=Fraction(0),
         ) * (ELEMENT_BITS[dtype] / 8)
 
+    def split(self, num_ranks: int) -> float:
+        """In how many parts the KV is on so many ranks: what each of them has to load."""
+        rank = self.rank_token_nbytes("fp8", num_ranks)
+        return float(self.token_nbytes("fp8") / rank) if rank else float(num_ranks)
+
     def pair_flops(self) -> int:
         """FLOPs of one token that attends to one before it, in all layers without a window."""
         return sum(4 * layer.count * layer.heads * layer.head_dim for layer in self._unbounded())

@@ -18,20 +18,20 @@ from headstart.sizing.architecture import Architecture, Layer, LayerKind
 from headstart.sizing.parameters import active_parameters
 
 _MODELS = "headstart.sizing.models"
-_LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3", "longcat_flash"})
+_LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3"})
 _PLAIN = frozenset(
     {
         *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma"),
         *("phi3", "phimoe", "olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "cohere"),
-        *("starcoder2", "stablelm", "internlm2", "glm", "glm4", "glm4_moe", "smollm3"),
-        *("gemma2", "gemma3_text", "cohere2", "gpt_oss", "exaone4", "ernie4_5", "ernie4_5_moe"),
-        *("hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss", "minimax_m2", "llama4_text"),
+        *("stablelm", "internlm2", "glm", "glm4", "glm4_moe", "smollm3"),
+        *("gemma2", "gemma3_text", "cohere2", "gpt_oss", "exaone4", "ernie4_5"),
+        *("hunyuan_v1_dense", "seed_oss", "minimax_m2"),
         *("qwen3_next", "qwen3_5_text", "jamba"),
     }
 )
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
 """Every n-th layer attends to everything, where a config does not say."""
-_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "phimoe", "starcoder2"})
+_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "phimoe"})
 _KINDS = {
     "full_attention": LayerKind.ATTENTION,
     "attention": LayerKind.ATTENTION,
@@ -262,7 +262,7 @@ def _dtype(name: str, config: Mapping[str, Any], outer: Mapping[str, Any]) -> st
             allowed = ", ".join(_DTYPES)
             raise ConfigError(f"model {name}: dtype {given!r} is unknown; allowed: {allowed}")
         return _DTYPES[given]
-    return "bfloat16"
+    raise ConfigError(f"model {name}: dtype is missing; supply bfloat16, say: it is the KV's")
 
 
 def _weights_dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:

@@ -32,7 +32,6 @@ class Gpu(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     flops: dict[str, float]
-    memory: str
     link: str = "pcie5-x16"
     mfu: float = 0.5
     """Share of the peak that a prefill reaches."""
@@ -148,6 +147,21 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def read_bytes_per_s(self) -> float:
         """At which loads of all engines come together."""
         return self.slowest.bytes_per_s
+
+
+def with_split(machine: Machine, split: float) -> Machine:
+    """The machine for KV of which each GPU of an engine loads one part in `split`.
+
+    Latent KV is needed in full by every rank: more links do not bring it sooner.
+    """
+    *others, links = machine.stages
+    share = split / machine.num_gpus
+    changed = msgspec.structs.replace(
+        links,
+        bytes_per_s=links.bytes_per_s * share,
+        formula=links.formula + (f" x {share:g}, the part of each" if share != 1.0 else ""),
+    )
+    return msgspec.structs.replace(machine, stages=(*others, changed))
 
 
 @cache

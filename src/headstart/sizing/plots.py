@@ -48,12 +48,12 @@ def break_even_svg(plan: Plan) -> str:
     points = [(n, rate / 1e9) for n, _, rate in plan.curve if np.isfinite(rate)]
 
     def draw(axes: Axes) -> None:
-        axes.loglog(*zip(*points, strict=True), color=COMPUTE, linestyle=(0, (3, 1)))
+        if points:
+            axes.semilogx(*zip(*points, strict=True), color=COMPUTE, linestyle=(0, (3, 1)))
         axes.axhline(share, color=LOAD)
+        axes.set_ylim(bottom=0.0)
         axes.set_ylabel("GB/s")
         _tokens(axes)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda _value, _: "")
 
     title = "Break-even bandwidth of one engine, and what it has, by prompt length"
     return svg("break-even", _SIZE, lambda figure: draw(figure.subplots()), title=title)

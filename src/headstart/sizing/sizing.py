@@ -15,7 +15,7 @@ from headstart.errors import ConfigError
 from headstart.sizing.answers import Answer
 from headstart.sizing.architecture import ELEMENT_BITS, Architecture
 from headstart.sizing.contexts import Contexts, mean_tokens
-from headstart.sizing.hardware import Machine
+from headstart.sizing.hardware import Machine, with_split
 from headstart.sizing.prefill import break_even_bytes_per_s
 from headstart.sizing.queueing import Times, Work, simulate
 
@@ -90,7 +90,8 @@ class Sizing:
     ) -> None:
         for tokens, _ in load.contexts:
             model.check_tokens(tokens)
-        self.model, self.machine, self.load, self.costs = model, machine, load, costs
+        self.model, self.load, self.costs = model, load, costs
+        self.machine = with_split(machine, model.split(machine.num_gpus))
         self.dtype = load.kv_dtype or model.dtype
         self.mean = round(mean_tokens(load.contexts))
         self.longest = max(tokens for tokens, _ in load.contexts)
@@ -169,8 +170,8 @@ class Sizing:
         ]
 
     def _lengths(self, num: int) -> list[int]:
-        """From 512 tokens to the longest context that matters, evenly in the logarithm."""
-        last = min(self.model.max_tokens, max(4 * self.longest, 4096))
+        """From 512 tokens to the longest context there is, evenly in the logarithm."""
+        last = self.model.max_tokens
         first = min(512, last)
         steps = [first * (last / first) ** (step / (num - 1)) for step in range(num)]
         return sorted({round(step) for step in steps})
