@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__, render
-from headstart.cli import bench, config, demo, doctor, gate, node, serve
+from headstart.cli import bench, config, demo, doctor, gate, node, plan, serve
 from headstart.errors import HeadstartError
 
 EXIT_USAGE = 2
@@ -32,6 +32,7 @@ app.command(name="doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(node.app, name="node")
+app.add_typer(plan.app, name="plan")
 
 
 def _print_version(wanted: bool) -> None:
