@@ -1,8 +1,9 @@
-"""What a trace tells of a request, and how files of traces are read: line by line."""
+"""What a trace tells of a request, and how files and folders of traces are read: line by line."""
 
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from headstart.errors import ConfigError
 CANNOT = (OSError, EOFError, zlib.error)
 """What a file raises that is not there, cut short or damaged."""
 _GZIP = b"\x1f\x8b"
+_SUFFIX = re.compile(r"\.(jsonl?|ndjson|tar|tgz)(\.gz)?$")
+_MAX_SHOWN = 5
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -41,14 +44,48 @@ class TracedRequest:
     """From the answer to the turn before: a person's, or a tool's."""
     tokens: tuple[int, ...] | None = None
     """The prompt itself, where the trace has it."""
+    has_short_block: bool = False
+    """The last piece is shorter than a block, and the trace has an id for it all the same."""
 
 
 Session = list[TracedRequest]
 """A session with its sub-agents, or a single request where a trace knows no sessions."""
 
 
+class Broken:
+    """What of a trace could not be read, where that is counted instead of refused."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[str] = []
+        """What was wrong with the first few, with their places."""
+
+    def add(self, message: str) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.first) < _MAX_SHOWN:
+            self.first.append(message)
+
+
+def skip(broken: Broken | None, error: ConfigError) -> None:
+    """Count what is broken; raise the error where nobody counts."""
+    if broken is None:
+        raise error
+    broken.add(str(error))
+
+
+def files_of(path: Path) -> list[Path]:
+    """A file, or those of traces in a folder and below, by name. Raises ConfigError."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.rglob("*") if each.is_file() and _SUFFIX.search(each.name))
+    if not found:
+        raise ConfigError(f"{path} has no file of a trace: .json, .jsonl, .gz or .tar")
+    return found
+
+
 def is_tar(path: Path) -> bool:
-    """Packed or not. Raises ConfigError."""
+    """Whether a file holds others. Raises ConfigError."""
     try:
         return tarfile.is_tarfile(path)
     except CANNOT as error:
@@ -70,8 +107,16 @@ def whole(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Place and text of each line that is not empty. Raises ConfigError."""
+def lines(path: Path, broken: Broken | None = None) -> Iterator[tuple[str, bytes]]:
+    """Place and text of each line that is not empty, of all files. Raises ConfigError.
+
+    What comes after damage is lost, and counts as one.
+    """
+    for file in files_of(path):
+        yield from _lines(file, broken)
+
+
+def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:
     number = 0
     try:
         with _opened(path) as file:
@@ -79,7 +124,7 @@ def lines(path: Path) -> Iterator[tuple[str, bytes]]:
                 if line.strip():
                     yield f"{path}, line {number}", line
     except CANNOT as error:
-        raise ConfigError(f"{path}, after line {number}, cannot be read: {error}") from error
+        skip(broken, ConfigError(f"{path}, after line {number}, cannot be read: {error}"))
 
 
 def decoded(text: bytes, kind: type[_Read], place: str) -> _Read:

@@ -17,8 +17,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headstart.bench.traced import (
+from headstart.errors import ConfigError
+from headstart.traces.reading import (
     CANNOT,
+    Broken,
     Id,
     Natural,
     Positive,
@@ -27,11 +29,12 @@ from headstart.bench.traced import (
     blocks,
     decoded,
     digest,
+    files_of,
     is_tar,
     lines,
+    skip,
     whole,
 )
-from headstart.errors import ConfigError
 
 CHARACTERS_A_TOKEN = 4
 """An estimate: a text is counted without anybody's tokenizer."""
@@ -56,21 +59,28 @@ class _WekaSession(msgspec.Struct):
     hash_id_scope: str = "local"
 
 
-def weka(path: Path) -> Iterator[Session]:
-    """Sessions of kv-cache-tester. Raises ConfigError."""
-    for place, text in _documents(path):
-        found: Session = []
-        session = decoded(text, _WekaSession, place)
-        _weka_requests(session, session.requests, session.id, place, found)
-        if found:
-            yield found
+def weka(path: Path, broken: Broken | None = None) -> Iterator[Session]:
+    """Sessions of kv-cache-tester; of a broken one nothing. Raises ConfigError."""
+    for file in files_of(path):
+        for place, text in _documents(file, broken):
+            found: Session = []
+            try:
+                session = decoded(text, _WekaSession, place)
+                _weka_requests(session, session.requests, session.id, place, found)
+            except ConfigError as error:
+                skip(broken, error)
+                continue
+            if found:
+                yield found
 
 
-def _documents(path: Path) -> Iterator[tuple[str, bytes]]:
+def _documents(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:
     """Of a tar its files; of lines each; else all."""
     if not is_tar(path):
-        rows = lines(path)
-        place, first = next(rows)
+        rows = lines(path, broken)
+        place, first = next(rows, ("", b""))
+        if not first:
+            return
         try:
             msgspec.json.decode(first)
         except msgspec.DecodeError:
@@ -88,7 +98,7 @@ def _documents(path: Path) -> Iterator[tuple[str, bytes]]:
                 if file is not None:
                     yield f"{path}, {name}", file.read()
     except (*CANNOT, tarfile.TarError) as error:
-        raise ConfigError(f"{path}, after {name}, cannot be read: {error}") from error
+        skip(broken, ConfigError(f"{path}, after {name}, cannot be read: {error}"))
 
 
 def _weka_requests(
@@ -155,16 +165,21 @@ class _Message(msgspec.Struct):
                 yield part if isinstance(part, str) else json.dumps(part, sort_keys=True)
 
 
-def mlcommons(path: Path) -> Iterator[Session]:
+def mlcommons(path: Path, broken: Broken | None = None) -> Iterator[Session]:
     """Conversations: what an assistant said is asked for, and all before it is the prompt.
 
-    Tokens are estimated as characters / 4; a chat template's are not there. Raises ConfigError.
+    Tokens are estimated as characters / 4; a chat template's are not there. Raises ConfigError; of
+    a broken message that is only counted, nothing is in the prompts after it.
     """
     name, think_s = "", 0.0
     found: Session = []
     pieces: list[tuple[str, int]] = []
-    for place, line in lines(path):
-        message = decoded(line, _Message, place)
+    for place, line in lines(path, broken):
+        try:
+            message = decoded(line, _Message, place)
+        except ConfigError as error:
+            skip(broken, error)
+            continue
         if message.conversation_id != name:
             if found:
                 yield found
@@ -176,7 +191,7 @@ def mlcommons(path: Path) -> Iterator[Session]:
         if message.role != "assistant":
             think_s = message.delay_seconds
         elif not pieces:
-            raise ConfigError(f"{place}: an assistant answers before anybody asked")
+            skip(broken, ConfigError(f"{place}: an assistant answers before anybody asked"))
         else:
             found.append(
                 TracedRequest(

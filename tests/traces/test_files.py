@@ -9,8 +9,9 @@ import tarfile
 
 import pytest
 
-from headstart.bench.tracefiles import Kind, open_trace
 from headstart.errors import ConfigError
+from headstart.traces.files import Kind, open_trace
+from headstart.traces.reading import Broken
 from trace_cases import MLCOMMONS, MOONCAKE, TOKEN_IDS, WEKA, lines
 
 
@@ -174,3 +175,98 @@ def test_what_is_not_there_and_a_size_that_nobody_asks_for_are_refused(file, tmp
         open_trace(tmp_path / "none")
     with pytest.raises(ConfigError, match="tells the size of its blocks itself"):
         open_trace(file(DOCUMENTS["tar"]), 16)
+
+
+BROKEN = {
+    "no JSON": (lines(MOONCAKE[:1]) + b"{oops\n" + lines(MOONCAKE[1:]), 3, "line 2: JSON"),
+    "the first line": (b"oops\n" + lines(MOONCAKE), 3, "line 1: JSON"),
+    "blocks": (changed(MOONCAKE, 0, input_length=40), 2, "line 1: 3 hash ids"),
+    "endless": (lines(MOONCAKE).replace(b"1250.5", b"1e999"), 2, "line 3: "),
+    "token": (changed(TOKEN_IDS, 1, input_tok_ids=[-1]), 1, "line 2: Expected"),
+    "message": (changed(MLCOMMONS, 3, role=7), 2, "line 4: Expected"),
+    "answer": (MLCOMMONS[1:], 2, "line 1: an assistant answers"),
+    "twice": ([*MLCOMMONS, *MLCOMMONS[:2]], 3, "session 'c' is there twice"),
+    "weka's blocks": (lines([OTHER, json.loads(weka(2, **{"in": 99}))]), 4, "3 hash ids"),
+    "tar": (tar_of(("one.json", b"{"), ("two.json", json.dumps(OTHER).encode())), 4, "one.json: "),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_counted_and_left_out(file, name):
+    content, num_good, message = BROKEN[name]
+    path = file(content)
+    broken = Broken()
+    kind = open_trace(path, broken=Broken()).kind
+    trace = open_trace(path, 8 if kind is Kind.MOONCAKE else None, broken)
+    assert len([each for session in trace.sessions for each in session]) == num_good
+    assert broken.count == 1
+    assert message in broken.first[0]
+    assert str(path) in broken.first[0]
+
+
+def test_what_comes_before_damage_is_kept(file):
+    path = file(gzip.compress(lines(MOONCAKE[:2]) * 3000)[:-200])
+    broken = Broken()
+    found = [each for session in open_trace(path, 8, broken).sessions for each in session]
+    assert 1000 < len(found) < 6000
+    assert (broken.count, "cannot be read" in broken.first[-1]) == (1, True)
+
+
+def test_only_the_first_broken_lines_are_kept(file):
+    broken = Broken()
+    path = file(lines(MOONCAKE) + b"oops\n" * 50)
+    assert len(list(open_trace(path, 8, broken).sessions)) == 3
+    assert (broken.count, len(broken.first)) == (50, 5)
+
+
+def test_times_that_go_back_are_fine_where_the_caller_sorts(file):
+    path = file(changed(MOONCAKE, 2, timestamp=3))
+    broken = Broken()
+    found = [session[0].at_s for session in open_trace(path, 8, broken).sessions]
+    assert (found, broken.count) == ([0.0, 0.25, -0.997], 0)
+
+
+def test_folders(file, tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name, content in (("b.json", WEKA), ("deep/a.json", OTHER)):
+        file(json.dumps(content).encode(), name)
+    file(b"of no interest", "README")
+    trace = open_trace(tmp_path)
+    assert trace.kind is Kind.WEKA
+    assert [session[0].session for session in trace.sessions] == ["one", "two"]
+
+
+def test_folders_of_lines(file, tmp_path):
+    file(MOONCAKE[:2], "part-0.jsonl")
+    file(gzip.compress(lines(MOONCAKE[2:])), "part-1.jsonl.gz")
+    assert [each.at_s for each in requests(tmp_path, 8)] == [0.0, 0.25, 0.2505]
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no file of a trace: .json"):
+        open_trace(tmp_path)
+
+
+HEADSTART = [
+    {"schema": "headstart.trace/1", "block_size": 4, "has_sessions": True},
+    {"session": "0", "in": 9, "out": 2, "ids": [0, 1]},
+    {"session": "0/1", "in": 4, "out": 1, "ids": [2]},
+    {"session": "0", "turn": 1, "in": 11, "out": 2, "ids": [0, 1, 3], "think_s": 2.5},
+    {"session": "1", "in": 4, "out": 1, "ids": [0]},
+]
+
+
+def test_headstarts_own_form(file):
+    trace = open_trace(file(HEADSTART))
+    assert (trace.kind, trace.has_sessions, trace.block_size) == (Kind.HEADSTART, True, 4)
+    one, two = trace.sessions
+    first, sub, second = one
+    assert [first.session, sub.session, two[0].session] == ["0", "0/1", "1"]
+    assert first.pieces[:2] == second.pieces[:2] == (("0", 4), ("1", 4))
+    assert (second.pieces[2], second.has_short_block) == (("3", 3), True)
+    assert (first.pieces[2][1], first.has_short_block) == (1, False)
+    assert (second.turn, second.think_s, second.at_s) == (1, 2.5, None)
+    with pytest.raises(ConfigError, match="line 2: 2 hash ids are not the blocks of 4"):
+        requests(file(changed(HEADSTART, 1, **{"in": 99})))
+    with pytest.raises(ConfigError, match=r"line 1: .*`block_size`"):
+        requests(file([{"schema": "headstart.trace/1"}]))
