@@ -25,6 +25,10 @@ def doctor(
         list[Path], typer.Argument(metavar="FILE...", help="What you have; several files add up.")
     ],
     json: JsonTarget = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with the split to FILE; needs matplotlib."),
+    ] = None,
 ) -> None:
     r"""Say what makes the first token slow although the cache hits, how sure that is, and the fix.
 
@@ -57,8 +61,17 @@ def doctor(
     from headstart.doctor.readers import READERS, load
     from headstart.doctor.report import document
 
+    if html is not None:
+        from headstart.figure import check_installed
+
+        check_installed()
+        render.check_target(str(html), option="--html")
     report = load(files, READERS)
     diagnosis = diagnose(Known(report.facts), skipped=report.skipped)
+    if html is not None:
+        from headstart.doctor.html_report import diagnosis_html
+
+        render.write_text(html, diagnosis_html(diagnosis), option="--html")
     render.publish(document(diagnosis), json, lambda: _show(diagnosis))
     raise typer.Exit(_EXITS.get(diagnosis.verdict, EXIT_FINDING))
 
@@ -93,14 +106,12 @@ def _rows(finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _splits(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    from headstart.doctor.quantities import show_signed_seconds as signed
+
     for split in diagnosis.splits:
         parts = ", ".join(
-            f"{stage.name} {_signed(stage.seconds)}" + ("" if stage.is_measured else " (computed)")
+            f"{stage.name} {signed(stage.seconds)}" + ("" if stage.is_measured else " (computed)")
             for stage in split.stages
         )
         where = f" of {split.arm}" if split.arm else ""
         yield "first token" + where, f"{format_seconds(split.ttft_s)}: {parts}"
-
-
-def _signed(seconds: float) -> str:
-    return format_seconds(seconds) if seconds >= 0 else f"-{format_seconds(-seconds)}"

@@ -117,6 +117,11 @@ def show_bytes_per_s(value: float) -> str:
     return f"{value:.3g} B/s"
 
 
+def show_signed_seconds(value: float) -> str:
+    """A duration for people that may be below zero: `"-60 ms"`."""
+    return format_seconds(value) if value >= 0 else f"-{format_seconds(-value)}"
+
+
 def show_share(value: float) -> str:
     """A share for people: `"66.5 %"`."""
     return f"{100 * value:.3g} %"

@@ -4,8 +4,8 @@
     free KV >= smallest waiting prompt, and nothing admitted for 10 steps
 
 Where one worker loads for all, and loads time out, the wait may be that of `one_worker`, so that
-this says only where. In a batch a short prompt shares its steps with others, which costs it a few times its
-own time; more is waiting for somebody else's.
+this says only where. In a batch a short prompt shares its steps with others, which costs it a few
+times its own time; more is waiting for somebody else's.
 """
 
 from __future__ import annotations
