@@ -59,10 +59,13 @@ def test_a_control_by_another_hand_is_not_accused(case):
     assert diagnose(Known(case.facts)).findings == ()
 
 
-def test_jitter_changes_no_verdict_that_is_far_from_a_threshold():
-    changes = doctor_docs.changes()
+@pytest.mark.parametrize(
+    "folder", [doctor_docs.CASES, doctor_docs.BLIND], ids=lambda each: each.name
+)
+def test_jitter_changes_no_verdict_that_is_far_from_a_threshold(folder):
+    changes = doctor_docs.changes(folder)
     assert [each for each in changes if each.margin >= doctor_docs.NEAR] == []
-    assert len(changes) <= 0.05 * doctor_docs.NUM_DRAWS * len(CASES)
+    assert len(changes) <= 0.05 * doctor_docs.NUM_DRAWS * len(doctor_docs.cases(folder))
 
 
 def test_the_order_of_files_and_facts_does_not_matter():
