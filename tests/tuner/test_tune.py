@@ -24,6 +24,8 @@ def test_the_knee_is_where_doubling_stops_to_pay():
     assert knee_blocks(curve(0, 100, 100, 100, 100, 100, 100, 100, 150)) == 8, "a late step counts"
     assert knee_blocks(curve(0, 100, 100, 100, 100, 100, 100, 100, 150), 0.06) == 1
     assert knee_blocks(curve(0, 1, 2, 3, 4)) is None
+    assert knee_blocks(curve(0, 100, 115)) == 1
+    assert knee_blocks(curve(0, 100, 115), 0.01) == 2
     assert knee_blocks(curve(0, 100)) == 1
     assert knee_blocks(curve(0)) is None
 

@@ -2,7 +2,7 @@
 
 The curve of `lru` is exact at every capacity; other policies are simulated at the points that are
 asked for. The *knee* is the least capacity from which on doubling it never again adds a share of
-the tokens that is worth it, by default one per cent: in the last half of the requests, where the
+the tokens that is worth it, by default two per cent: in the last half of the requests, where the
 cache is no longer cold.
 """
 
@@ -24,7 +24,9 @@ SCHEMA = "headstart.tune/1"
 ORACLES = ("optimal",)
 """What nobody can run: a bound, and never advised."""
 ONLY_SIMULATED = ("lfu", "sieve", *ORACLES)
-POINT = 0.01
+LEAST_GAIN = 0.02
+"""Of the tokens, for twice the capacity."""
+_POINT = 0.01
 _NUM_POINTS = 10
 _FACTORS = (1, 2, 4, 8)
 _BETTER = 0.005
@@ -76,6 +78,8 @@ class Tuned:
     points: tuple[Point, ...]
     sizes: tuple[Size, ...]
     advice: Advice
+    token_nbytes: int | None = None
+    """Bytes of KV a token, where they were told."""
 
 
 def tune(
@@ -83,7 +87,8 @@ def tune(
     *,
     policies: Sequence[str] = ("lru",),
     capacities_tokens: Sequence[int] = (),
-    least_gain: float = POINT,
+    least_gain: float = LEAST_GAIN,
+    token_nbytes: int | None = None,
     advance: Advance = lambda what, done, total: None,
 ) -> Tuned:
     """Find it. By default at some capacities up to the one that is enough. Raises ConfigError."""
@@ -117,10 +122,11 @@ def tune(
         points=tuple(points[: len(wanted)]),
         sizes=tuple(sizes),
         advice=_advice(recorded, knee, late, points, sizes),
+        token_nbytes=token_nbytes,
     )
 
 
-def knee_blocks(curve: Curve, least_gain: float = POINT) -> int | None:
+def knee_blocks(curve: Curve, least_gain: float = LEAST_GAIN) -> int | None:
     """See the module. None: nothing gives so much."""
     hits = curve.tokens / max(1, curve.num_tokens)
     doubled = np.minimum(2 * np.arange(len(hits)), len(hits) - 1)
@@ -195,7 +201,7 @@ def _advice(
         told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         reasons.append(f"policies there: {told}")
     largest = max(
-        (each.block_size for each in sizes if each.late.token_hit >= at[0] - POINT),
+        (each.block_size for each in sizes if each.late.token_hit >= at[0] - _POINT),
         default=block_size,
     )
     told = ", ".join(f"{each.block_size:,}: {each.late.token_hit:.1%}" for each in sizes)
@@ -234,6 +240,7 @@ def document(tuned: Tuned) -> dict[str, Any]:
             "input_tokens": int(recorded.input_tokens.sum()),
             "block_size": recorded.block_size,
             "times_told": recorded.has_times,
+            "token_nbytes": tuned.token_nbytes,
         },
         "infinite_hit": infinite_document(tuned.infinite),
         "enough_tokens": tuned.cold.enough_blocks * recorded.block_size,
