@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,12 @@ def tune(
         if knee is not None and name not in ("lru", *ORACLES) and knee * size not in capacities
     ]
     points = []
+    num_steps = (len(wanted) + len(extra)) * len(recorded)
     for number, (name, capacity) in enumerate([*wanted, *extra]):
-        advance(f"{name}, {capacity:,} tokens", number, len(wanted) + len(extra))
-        points.append(_point(recorded, name, capacity, cold, late))
+        what, num_before = f"{name}, {capacity:,} tokens", number * len(recorded)
+        told = partial(_tell, advance, what, num_before, num_steps)
+        told(0)
+        points.append(_point(recorded, name, capacity, (cold, late), told))
     sizes = list(_sizes(recorded, knee, found))
     return Tuned(
         recorded=recorded,
@@ -143,12 +147,22 @@ def _capacities(enough_blocks: int, knee: int | None, block_size: int) -> list[i
     return [blocks * block_size for blocks in sorted({*parts, knee or 1} - {0})]
 
 
-def _point(recorded: Recorded, name: str, capacity_tokens: int, cold: Curve, late: Curve) -> Point:
+def _tell(advance: Advance, what: str, num_before: int, num_steps: int, done: int) -> None:
+    advance(what, num_before + done, num_steps)
+
+
+def _point(
+    recorded: Recorded,
+    name: str,
+    capacity_tokens: int,
+    curves: tuple[Curve, Curve],
+    told: Callable[[int], None],
+) -> Point:
     blocks = capacity_tokens // recorded.block_size
     if name == "lru":
-        both = cold.at(blocks), late.at(blocks)
+        both = curves[0].at(blocks), curves[1].at(blocks)
     else:
-        hits = simulate(recorded, name, blocks)
+        hits = simulate(recorded, name, blocks, told)
         both = rates(recorded, hits), rates(recorded, hits, half(recorded))
     return Point(policy=name, capacity_tokens=capacity_tokens, cold=both[0], late=both[1])
 
