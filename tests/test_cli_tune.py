@@ -88,8 +88,10 @@ def test_tune(capsys, trace, tmp_path):
 
 
 def test_tune_at_chosen_points(capsys, trace):
-    words = ("--capacities", "100,40,100", "--policies", "fifo", "--json", "-")
-    code, printed = ended(capsys, "tune", trace, *SIZE, *words)
+    words = ("--capacities", "100,40,100", "--policies", "fifo", "--token-kv", "128KiB")
+    _, printed = ended(capsys, "tune", trace, *SIZE, *words)
+    assert "12.5 MiB" in printed.out
+    code, printed = ended(capsys, "tune", trace, *SIZE, *words, "--json", "-")
     document = json.loads(printed.out)
     points = [(each["policy"], each["capacity_tokens"]) for each in document["curve"]]
     assert (code, points) == (0, [("fifo", 40), ("fifo", 100)])
@@ -103,6 +105,7 @@ def test_tune_at_chosen_points(capsys, trace):
         (("tune", "{trace}", *SIZE, "--policies", "best"), "policy 'best' is unknown; known: lru"),
         (("tune", "{trace}", *SIZE, "--capacities", "1GiB"), "no numbers of tokens; write such"),
         (("tune", "{trace}", *SIZE, "--capacities", "0"), "no numbers of tokens; write such"),
+        (("tune", "{trace}", *SIZE, "--token-kv", "much"), "'much' is not a quantity"),
         (("tune", "{trace}", *SIZE, "--gain", "x"), "--gain 'x' is no share"),
         (("tune", "{trace}", *SIZE, "--block-size", "6"), "a multiple of that can"),
         (("tune", "{trace}", *SIZE, "--json", "/proc/none/x"), "cannot be written"),

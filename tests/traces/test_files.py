@@ -135,7 +135,7 @@ WRONG = {
     "no JSON": (b"timestamp,input\n1,2\n", "line 1, is not JSON"),
     "no object": (b"[1]\n", "of no known kind .its keys: none.; known: Mooncake"),
     "others": (b'{"a": 1}\n', "of no known kind .its keys: a.; known: Mooncake"),
-    "bailian": ([{"chat_id": 1, "timestamp": 1, "input_length": 1}], "Bailian"),
+    "bailian": ([{"chat_id": 1, "timestamp": 1, "input_length": 1}], "line 1: .*`output_length`"),
     "type": (changed(MOONCAKE, 1, input_length="x"), "line 2: Expected `int`, got `str`"),
     "missing": ([{"timestamp": 1, "input_length": 1}], "line 1: .*`output_length`"),
     "length": (changed(MOONCAKE, 2, input_length=0), "line 3: Expected `int` >= 1"),
@@ -175,6 +175,61 @@ def test_what_is_not_there_and_a_size_that_nobody_asks_for_are_refused(file, tmp
         open_trace(tmp_path / "none")
     with pytest.raises(ConfigError, match="tells the size of its blocks itself"):
         open_trace(file(DOCUMENTS["tar"]), 16)
+
+
+BAILIAN = [
+    {
+        "chat_id": 7,
+        "parent_chat_id": -1,
+        "timestamp": 61.5,
+        "type": "text",
+        "turn": 1,
+        "input_length": 20,
+        "output_length": 5,
+        "hash_ids": [3, 4],
+    },
+    {
+        "chat_id": 8,
+        "parent_chat_id": 7,
+        "timestamp": 63.0,
+        "type": "text",
+        "turn": 2,
+        "input_length": 50,
+        "output_length": 5,
+        "hash_ids": [3, 9, 10],
+    },
+]
+
+
+def test_bailians(file):
+    path = file(BAILIAN)
+    trace = open_trace(path)
+    assert (trace.kind, trace.block_size, trace.has_sessions) == (Kind.BAILIAN, 16, False)
+    first, second = requests(path)
+    assert first.pieces == (("3", 16), ("4", 4))
+    assert second.pieces[:3] == (("3", 16), ("9", 16), ("10", 16))
+    assert (first.has_short_block, second.has_short_block) == (True, False)
+    assert [first.at_s, second.at_s] == [0.0, 1.5]
+
+
+def test_tars_of_lines(file):
+    packed = tar_of(("x/README", b"none"), ("x/a.jsonl", lines(MOONCAKE[:2])), ("b.jsonl", b"{\n"))
+    path = file(packed, "trace.tar.gz")
+    assert open_trace(path).kind is Kind.MOONCAKE
+    broken = Broken()
+    assert len(list(open_trace(path, 8, broken).sessions)) == 2
+    assert (broken.count, "b.jsonl, line 1" in broken.first[0]) == (1, True)
+    path = file(tar_of(("two.jsonl", lines([WEKA, OTHER]))), "sessions.tar.gz")
+    assert [session[0].session for session in open_trace(path).sessions] == ["one", "two"]
+    with pytest.raises(ConfigError, match="is empty"):
+        open_trace(file(tar_of(("README", b"none")), "none.tar.gz"))
+
+
+def test_sessions_behind_a_broken_one_are_kept(file):
+    broken = Broken()
+    path = file(b"{oops\n" + lines([WEKA, OTHER]))
+    assert len(list(open_trace(path, broken=broken).sessions)) == 2
+    assert broken.count == 1
 
 
 BROKEN = {

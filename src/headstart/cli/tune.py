@@ -11,6 +11,7 @@ from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
 from headstart.errors import ConfigError
+from headstart.units import parse_nbytes
 
 if TYPE_CHECKING:
     from headstart.tuner.tune import Tuned
@@ -30,7 +31,11 @@ def tune(
     ] = "lru",
     gain: Annotated[
         str, typer.Option(help="Share of the tokens that doubling a capacity has to add.")
-    ] = "1%",
+    ] = "2%",
+    token_kv: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="KV of one token, such as 128KiB: shows bytes, too."),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with the curves here.")
     ] = None,
@@ -52,6 +57,7 @@ def tune(
         figure.check_installed()
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
+    token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
     recorded, broken = read.read(trace)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
@@ -59,6 +65,7 @@ def tune(
             policies=list(dict.fromkeys(policies.split(","))),
             capacities_tokens=wanted,
             least_gain=least_gain,
+            token_nbytes=token_nbytes,
             advance=advance,
         )
     found = {**document(tuned), "broken": broken_document(broken)}

@@ -10,7 +10,6 @@ Checked against the files of callanjfox/kv-cache-tester and mlcommons/endpoints 
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,6 @@ import msgspec
 
 from headstart.errors import ConfigError
 from headstart.traces.reading import (
-    CANNOT,
     Broken,
     Id,
     Natural,
@@ -32,6 +30,7 @@ from headstart.traces.reading import (
     files_of,
     is_tar,
     lines,
+    members,
     skip,
     whole,
 )
@@ -75,30 +74,32 @@ def weka(path: Path, broken: Broken | None = None) -> Iterator[Session]:
 
 
 def _documents(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:
-    """Of a tar its files; of lines each; else all."""
-    if not is_tar(path):
-        rows = lines(path, broken)
-        place, first = next(rows, ("", b""))
-        if not first:
-            return
-        try:
-            msgspec.json.decode(first)
-        except msgspec.DecodeError:
-            yield f"{path}", whole(path)
-            return
-        yield place, first
-        yield from rows
+    """Of a tar its documents; of lines each; else all."""
+    if is_tar(path):
+        for name, text in members(path, broken):
+            rows = [text] if name.endswith(".json") else text.splitlines()
+            for row in filter(bytes.strip, rows):
+                yield f"{path}, {name}", row
         return
-    name = "its start"
+    lines_of = lines(path, broken)
+    place, first = next(lines_of, ("", b""))
+    if not first:
+        return
+    if not _is_json(first):
+        text = whole(path)
+        if broken is None or _is_json(text):
+            yield f"{path}", text
+            return
+    yield place, first
+    yield from lines_of
+
+
+def _is_json(text: bytes) -> bool:
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = member.name
-                file = archive.extractfile(member) if name.endswith(".json") else None
-                if file is not None:
-                    yield f"{path}, {name}", file.read()
-    except (*CANNOT, tarfile.TarError) as error:
-        skip(broken, ConfigError(f"{path}, after {name}, cannot be read: {error}"))
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _weka_requests(

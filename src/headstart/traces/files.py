@@ -2,6 +2,9 @@
 
     Mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids, each of a block
                   of 512 tokens unless told otherwise; the last block may be shorter
+    Bailian       JSON lines: chat_id, timestamp (s), input_length, output_length, hash_ids, each of
+                  16 tokens; after the description of alibaba-edu/qwen-bailian-usagetraces-anon, not
+                  checked against its files
     token ids     JSON lines: input_tok_ids, output_toks, arrival_time_ns
     Headstart     JSON lines: what `headstart trace convert` writes (`Line`)
     of agents     see `headstart.traces.agents`
@@ -38,11 +41,13 @@ from headstart.traces.reading import (
     files_of,
     is_tar,
     lines,
+    members,
     skip,
     whole,
 )
 
 MOONCAKE_BLOCK_SIZE = 512
+BAILIAN_BLOCK_SIZE = 16
 TOKEN_IDS_PIECE = 16
 """Tokens that keep together when prompts of token ids are shrunk."""
 SCHEMA = "headstart.trace/1"
@@ -54,6 +59,7 @@ class Kind(enum.StrEnum):
     """What a file is."""
 
     MOONCAKE = "Mooncake"
+    BAILIAN = "Bailian"
     WEKA = "WEKA"
     TOKEN_IDS = "token ids"
     MLCOMMONS = "MLCommons"
@@ -86,7 +92,10 @@ def open_trace(path: Path, block_size: int | None = None, broken: Broken | None 
     has_sessions = kind in (Kind.WEKA, Kind.MLCOMMONS)
     if kind is Kind.MOONCAKE:
         block_size = block_size or MOONCAKE_BLOCK_SIZE
-        sessions = _mooncake(path, block_size, broken)
+        sessions = _mooncake(path, block_size, 1e3, broken)
+    elif kind is Kind.BAILIAN:
+        block_size = BAILIAN_BLOCK_SIZE
+        sessions = _mooncake(path, block_size, 1.0, broken)
     elif kind is Kind.HEADSTART:
         header = decoded(first, Header, f"{path}, line 1")
         block_size, has_sessions = header.block_size, header.has_sessions
@@ -107,7 +116,8 @@ def open_trace(path: Path, block_size: int | None = None, broken: Broken | None 
 def _kind_of(path: Path, broken: Broken | None) -> tuple[Kind, bytes]:
     """With the line that tells it."""
     first = files_of(path)[0]
-    if is_tar(first):
+    is_packed = is_tar(first)
+    if is_packed and next(members(first), ("", b""))[0].endswith(".json"):
         return Kind.WEKA, b""
     rows = list(islice(lines(first), 1 if broken is None else _TRIED_LINES))
     if not rows:
@@ -119,15 +129,16 @@ def _kind_of(path: Path, broken: Broken | None) -> tuple[Kind, bytes]:
             continue
     place, line = rows[0]
     try:  # one document that is written over several lines?
-        return _kind_of_row(first, msgspec.json.decode(whole(first))), line
+        text = line if is_packed else whole(first)
+        return _kind_of_row(first, msgspec.json.decode(text)), line
     except msgspec.DecodeError as error:
         raise ConfigError(f"{place}, is not JSON: {error}") from error
 
 
 def _kind_of_row(path: Path, row: object) -> Kind:
     keys = set(row) if isinstance(row, dict) else set()
-    if "chat_id" in keys:
-        raise ConfigError(f"{path}: traces of Bailian (chat_id) are not read yet")
+    if {"chat_id", "timestamp", "input_length"} <= keys:
+        return Kind.BAILIAN
     if isinstance(row, dict) and row.get("schema") == SCHEMA:
         return Kind.HEADSTART
     if {"timestamp", "input_length"} <= keys:
@@ -140,8 +151,8 @@ def _kind_of_row(path: Path, row: object) -> Kind:
         return Kind.WEKA
     raise ConfigError(
         f"{path} is of no known kind (its keys: {', '.join(sorted(keys)[:8]) or 'none'}); known: "
-        "Mooncake (timestamp, input_length), WEKA (requests), token ids (input_tok_ids), MLCommons "
-        "(conversation_id, role), Headstart (schema)"
+        "Mooncake (timestamp, input_length), Bailian (chat_id as well), WEKA (requests), token ids "
+        "(input_tok_ids), MLCommons (conversation_id, role), Headstart (schema)"
     )
 
 
@@ -159,11 +170,12 @@ def _once_each(path: Path, sessions: Iterator[Session], broken: Broken | None) -
 class _Clock:
     """Times since the first one. Raises ConfigError where they go back, unless they may."""
 
-    def __init__(self, *, may_go_back: bool) -> None:
+    def __init__(self, ticks_per_s: float, *, may_go_back: bool) -> None:
+        self._ticks_per_s = ticks_per_s
         self._first = self._last = -math.inf
         self._may_go_back = may_go_back
 
-    def since_first(self, time: float, place: str) -> float:
+    def since_first_s(self, time: float, place: str) -> float:
         if not -math.inf < time < math.inf or (time < self._last and not self._may_go_back):
             raise ConfigError(
                 f"{place}: time {time} after {self._last}; sort the trace by its times"
@@ -171,7 +183,7 @@ class _Clock:
         if self._first == -math.inf:
             self._first = time
         self._last = time
-        return time - self._first
+        return (time - self._first) / self._ticks_per_s
 
 
 class _Mooncake(msgspec.Struct):
@@ -181,8 +193,10 @@ class _Mooncake(msgspec.Struct):
     hash_ids: list[Id] = []
 
 
-def _mooncake(path: Path, block_size: int, broken: Broken | None) -> Iterator[Session]:
-    clock = _Clock(may_go_back=broken is not None)
+def _mooncake(
+    path: Path, block_size: int, ticks_per_s: float, broken: Broken | None
+) -> Iterator[Session]:
+    clock = _Clock(ticks_per_s, may_go_back=broken is not None)
     for number, (place, line) in enumerate(lines(path, broken)):
         try:
             yield [
@@ -201,7 +215,7 @@ def _mooncake_request(
         turn=0,
         pieces=blocks(row.hash_ids, row.input_length, block_size, "", f"tail/{number}"),
         output_tokens=row.output_length,
-        at_s=clock.since_first(row.timestamp, place) / 1000.0,
+        at_s=clock.since_first_s(row.timestamp, place),
         has_short_block=len(row.hash_ids) * block_size > row.input_length,
     )
 
@@ -222,7 +236,7 @@ class _TokenIds(msgspec.Struct):
 
 
 def _token_ids(path: Path, broken: Broken | None) -> Iterator[Session]:
-    clock = _Clock(may_go_back=broken is not None)
+    clock = _Clock(1e9, may_go_back=broken is not None)
     for number, (place, line) in enumerate(lines(path, broken)):
         try:
             yield [_token_ids_request(number, decoded(line, _TokenIds, place), clock, place)]
@@ -242,7 +256,7 @@ def _token_ids_request(number: int, row: _TokenIds, clock: _Clock, place: str) -
         turn=0,
         pieces=tuple(pieces),
         output_tokens=row.output_toks,
-        at_s=clock.since_first(row.arrival_time_ns, place) / 1e9,
+        at_s=clock.since_first_s(row.arrival_time_ns, place),
         tokens=tuple(tokens),
     )
 

@@ -113,7 +113,28 @@ def lines(path: Path, broken: Broken | None = None) -> Iterator[tuple[str, bytes
     What comes after damage is lost, and counts as one.
     """
     for file in files_of(path):
-        yield from _lines(file, broken)
+        if is_tar(file):
+            for name, text in members(file, broken):
+                for number, line in enumerate(text.splitlines(), start=1):
+                    if line.strip():
+                        yield f"{file}, {name}, line {number}", line
+        else:
+            yield from _lines(file, broken)
+
+
+def members(path: Path, broken: Broken | None = None) -> Iterator[tuple[str, bytes]]:
+    """Name and text of each file of a trace in a tar. Raises ConfigError."""
+    name = "its start"
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = member.name
+                is_trace = member.isfile() and name.endswith((".json", ".jsonl", ".ndjson"))
+                file = archive.extractfile(member) if is_trace else None
+                if file is not None:
+                    yield name, file.read()
+    except (*CANNOT, tarfile.TarError) as error:
+        skip(broken, ConfigError(f"{path}, after {name}, cannot be read: {error}"))
 
 
 def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:

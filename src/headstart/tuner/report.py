@@ -11,6 +11,7 @@ from headstart.figure import plain, svg
 from headstart.page import html_keys, html_page, html_table
 from headstart.traces.reading import Broken
 from headstart.tuner.tune import ONLY_SIMULATED, Tuned
+from headstart.units import format_nbytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,12 +23,15 @@ _KNEE, _MOST = "#d9534f", "#7f8791"
 
 
 def point_rows(tuned: Tuned) -> tuple[list[str], list[list[str]]]:
-    """Titles, and a line for each point."""
-    titles = ["policy", "capacity, tokens", "blocks hit", "tokens hit", "tokens hit, last half"]
+    """Titles, and a line for each point; as bytes only where a token's are known."""
+    has_bytes = tuned.token_nbytes is not None
+    titles = ["policy", "capacity, tokens", *["capacity"] * has_bytes]
+    titles += ["blocks hit", "tokens hit", "tokens hit, last half"]
     rows = [
         [
             point.policy,
             f"{point.capacity_tokens:,}",
+            *[_nbytes(tuned, point.capacity_tokens)] * has_bytes,
             f"{point.cold.block_hit:.2%}",
             f"{point.cold.token_hit:.2%}",
             f"{point.late.token_hit:.2%}",
@@ -36,22 +40,35 @@ def point_rows(tuned: Tuned) -> tuple[list[str], list[list[str]]]:
     ]
     most = tuned.infinite
     last = [f"{share:.2%}" for share in (most.block_cold, most.tokens_cold, most.tokens_last_half)]
-    return titles, [*rows, ["any", "no limit", *last]]
+    return titles, [*rows, ["any", "no limit", *[""] * has_bytes, *last]]
+
+
+def _nbytes(tuned: Tuned, tokens: int) -> str:
+    return "" if tuned.token_nbytes is None else format_nbytes(tokens * tuned.token_nbytes)
+
+
+def _capacity(tuned: Tuned, tokens: int) -> str:
+    nbytes = _nbytes(tuned, tokens)
+    return f"{tokens:,} tokens" + (f", {nbytes}" if nbytes else "")
 
 
 def overview(tuned: Tuned) -> list[tuple[str, str]]:
     """What it comes to."""
     recorded, advice = tuned.recorded, tuned.advice
+    enough = _capacity(tuned, _enough_tokens(tuned))
     rows = [
         ("requests", f"{len(recorded):,}"),
         ("prompt tokens", f"{int(recorded.input_tokens.sum()):,}"),
-        ("all hits that are possible need", f"{_enough_tokens(tuned):,} tokens, under lru"),
+        (
+            "all hits that are possible need",
+            f"{enough}, under lru",
+        ),
     ]
     if advice.capacity_tokens is None:
         rows.append(("recommended", "no cache for this load"))
     else:
         rows += [
-            ("recommended capacity", f"{advice.capacity_tokens:,} tokens (the knee)"),
+            ("recommended capacity", f"{_capacity(tuned, advice.capacity_tokens)} (the knee)"),
             ("recommended policy", advice.policy),
             ("recommended block size", f"{advice.block_size:,} tokens"),
         ]
@@ -134,10 +151,9 @@ def curve_svg(tuned: Tuned) -> str:
             axes.plot(
                 [point.capacity_tokens for point in points],
                 [point.late.token_hit for point in points],
+                "o",
                 color=color,
-                marker="o",
-                markersize=3.5,
-                linewidth=1.0,
+                markersize=4,
             )
         axes.axhline(tuned.infinite.tokens_last_half, color=_MOST, linestyle=(0, (3, 1)))
         if tuned.advice.capacity_tokens is not None:
@@ -146,6 +162,7 @@ def curve_svg(tuned: Tuned) -> str:
         axes.set_ylim(bottom=0.0)
         axes.set_xlabel("capacity, tokens")
         axes.set_ylabel("tokens hit")
+        axes.xaxis.set_major_formatter(lambda tokens, position: f"{tokens:,.0f}")
         axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
         plain(axes, grid="y")
 

@@ -2,7 +2,7 @@
 
 The curve of `lru` is exact at every capacity; other policies are simulated at the points that are
 asked for. The *knee* is the least capacity from which on doubling it never again adds a share of
-the tokens that is worth it, by default one per cent: in the last half of the requests, where the
+the tokens that is worth it, by default two per cent: in the last half of the requests, where the
 cache is no longer cold.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ SCHEMA = "headstart.tune/1"
 ORACLES = ("optimal",)
 """What nobody can run: a bound, and never advised."""
 ONLY_SIMULATED = ("lfu", "sieve", *ORACLES)
-POINT = 0.01
+LEAST_GAIN = 0.02
+"""Of the tokens, for twice the capacity."""
+_POINT = 0.01
 _NUM_POINTS = 10
 _FACTORS = (1, 2, 4, 8)
 _BETTER = 0.005
@@ -76,6 +79,8 @@ class Tuned:
     points: tuple[Point, ...]
     sizes: tuple[Size, ...]
     advice: Advice
+    token_nbytes: int | None = None
+    """Bytes of KV a token, where they were told."""
 
 
 def tune(
@@ -83,7 +88,8 @@ def tune(
     *,
     policies: Sequence[str] = ("lru",),
     capacities_tokens: Sequence[int] = (),
-    least_gain: float = POINT,
+    least_gain: float = LEAST_GAIN,
+    token_nbytes: int | None = None,
     advance: Advance = lambda what, done, total: None,
 ) -> Tuned:
     """Find it. By default at some capacities up to the one that is enough. Raises ConfigError."""
@@ -105,9 +111,12 @@ def tune(
         if knee is not None and name not in ("lru", *ORACLES) and knee * size not in capacities
     ]
     points = []
+    num_steps = (len(wanted) + len(extra)) * len(recorded)
     for number, (name, capacity) in enumerate([*wanted, *extra]):
-        advance(f"{name}, {capacity:,} tokens", number, len(wanted) + len(extra))
-        points.append(_point(recorded, name, capacity, cold, late))
+        what, num_before = f"{name}, {capacity:,} tokens", number * len(recorded)
+        told = partial(_tell, advance, what, num_before, num_steps)
+        told(0)
+        points.append(_point(recorded, name, capacity, (cold, late), told))
     sizes = list(_sizes(recorded, knee, found))
     return Tuned(
         recorded=recorded,
@@ -117,10 +126,11 @@ def tune(
         points=tuple(points[: len(wanted)]),
         sizes=tuple(sizes),
         advice=_advice(recorded, knee, late, points, sizes),
+        token_nbytes=token_nbytes,
     )
 
 
-def knee_blocks(curve: Curve, least_gain: float = POINT) -> int | None:
+def knee_blocks(curve: Curve, least_gain: float = LEAST_GAIN) -> int | None:
     """See the module. None: nothing gives so much."""
     hits = curve.tokens / max(1, curve.num_tokens)
     doubled = np.minimum(2 * np.arange(len(hits)), len(hits) - 1)
@@ -137,12 +147,22 @@ def _capacities(enough_blocks: int, knee: int | None, block_size: int) -> list[i
     return [blocks * block_size for blocks in sorted({*parts, knee or 1} - {0})]
 
 
-def _point(recorded: Recorded, name: str, capacity_tokens: int, cold: Curve, late: Curve) -> Point:
+def _tell(advance: Advance, what: str, num_before: int, num_steps: int, done: int) -> None:
+    advance(what, num_before + done, num_steps)
+
+
+def _point(
+    recorded: Recorded,
+    name: str,
+    capacity_tokens: int,
+    curves: tuple[Curve, Curve],
+    told: Callable[[int], None],
+) -> Point:
     blocks = capacity_tokens // recorded.block_size
     if name == "lru":
-        both = cold.at(blocks), late.at(blocks)
+        both = curves[0].at(blocks), curves[1].at(blocks)
     else:
-        hits = simulate(recorded, name, blocks)
+        hits = simulate(recorded, name, blocks, told)
         both = rates(recorded, hits), rates(recorded, hits, half(recorded))
     return Point(policy=name, capacity_tokens=capacity_tokens, cold=both[0], late=both[1])
 
@@ -195,7 +215,7 @@ def _advice(
         told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         reasons.append(f"policies there: {told}")
     largest = max(
-        (each.block_size for each in sizes if each.late.token_hit >= at[0] - POINT),
+        (each.block_size for each in sizes if each.late.token_hit >= at[0] - _POINT),
         default=block_size,
     )
     told = ", ".join(f"{each.block_size:,}: {each.late.token_hit:.1%}" for each in sizes)
@@ -234,6 +254,7 @@ def document(tuned: Tuned) -> dict[str, Any]:
             "input_tokens": int(recorded.input_tokens.sum()),
             "block_size": recorded.block_size,
             "times_told": recorded.has_times,
+            "token_nbytes": tuned.token_nbytes,
         },
         "infinite_hit": infinite_document(tuned.infinite),
         "enough_tokens": tuned.cold.enough_blocks * recorded.block_size,
