@@ -24,9 +24,9 @@ from hashlib import shake_256
 from pathlib import Path
 
 from headstart.bench.load import SALT_TOKENS, TRACED, Ask, Shape, check_vocabulary, words_of
-from headstart.bench.traced import Session, TracedRequest
-from headstart.bench.tracefiles import open_trace
 from headstart.errors import ConfigError
+from headstart.traces.files import open_trace
+from headstart.traces.reading import Session, TracedRequest
 
 _CACHED_PIECES = 8192
 _SURELY_DIFFERENT = 4

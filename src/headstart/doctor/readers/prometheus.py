@@ -33,8 +33,8 @@ class PrometheusReader:
             servers[origin] = Metrics(snapshots, skipped)
             if any(servers[origin].resets):
                 skipped.append(
-                    f"{snapshots[0].path}: counters fell before {snapshots[-1].path}, as after a "
-                    "restart of the server; they were taken as started anew"
+                    f"{snapshots[0].path}: from before a restart of the server, as counters fell; "
+                    "what it counted after that was added"
                 )
         # What is at one server only, such as a queue, is of the one with most requests.
         busiest = sorted(servers.values(), key=_num_requests, reverse=True)
