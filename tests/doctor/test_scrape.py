@@ -91,7 +91,7 @@ def test_errors_say_what_to_do(server):
     def read(url):
         scrape([url], 1.0, sleep=lambda seconds: None)
 
-    with pytest.raises(ConfigError, match=r"answers 404.*http://HOST:8000/metrics"):
+    with pytest.raises(ConfigError, match=r"answers 404.*often at /metrics"):
         read(address(server) + "/health")
     server.page = lambda number: "<html>hello"
     with pytest.raises(ConfigError, match=r"no metrics of vLLM.*<html>hello"):
@@ -99,9 +99,9 @@ def test_errors_say_what_to_do(server):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        with pytest.raises(ConfigError, match=r"cannot be read: .*refused.*is the server up"):
+        with pytest.raises(ConfigError, match="cannot be reached: Connection refused"):
             read(f"http://127.0.0.1:{port}/metrics")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is no address"):
         read("http://127.0.0.1:none/metrics")
 
 
@@ -114,8 +114,6 @@ def test_a_server_that_goes_away(server):
 
 
 def test_an_answer_without_end(server, monkeypatch):
-    from headstart.doctor.readers import scrape as module
-
-    monkeypatch.setattr(module, "_MAX_NBYTES", 10)
-    with pytest.raises(ConfigError, match="gives more than"):
+    monkeypatch.setattr("headstart.doctor.scrape.MAX_NBYTES", 10)
+    with pytest.raises(ConfigError, match="which are no metrics"):
         scrape([address(server)], 1.0, sleep=lambda seconds: None)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 
 from headstart.doctor.readers.base import Document
 from headstart.doctor.readers.exposition import KNOWN
+from headstart.doctor.scrape import fetch
 from headstart.errors import ConfigError
 
 _TIMEOUT_S = 10.0
-_MAX_NBYTES = 64 << 20
 _SCHEMES = ("http://", "https://")
 
 
@@ -27,7 +24,7 @@ def scrape(
 ) -> list[Document]:
     """Two snapshots of each, `window_s` seconds apart; without a path, of `/metrics`.
 
-    Connects directly, without a proxy. Raises ConfigError for what cannot be read or is no metrics.
+    Raises ConfigError for what cannot be read or is no metrics.
     """
     if window_s <= 0:
         raise ConfigError("the window has to be longer than zero, such as 30s")
@@ -43,24 +40,7 @@ def _with_path(url: str) -> str:
 
 
 def _read(url: str) -> Document:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=_TIMEOUT_S) as answer:
-            content = answer.read(_MAX_NBYTES + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ConfigError(
-                f"{url} answers {error.code} {error.reason}; give the address of its metrics, such "
-                "as http://HOST:8000/metrics (SGLang needs --enable-metrics)"
-            ) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ConfigError(
-            f"{url} cannot be read: {reason}; is the server up, and reachable from here?"
-        ) from error
-    if len(content) > _MAX_NBYTES:
-        raise ConfigError(f"{url} gives more than {_MAX_NBYTES >> 20} MiB; metrics are smaller")
-    text = content.decode("utf-8", errors="replace")
+    text = fetch(url, timeout_s=_TIMEOUT_S)
     if KNOWN.search(text) is None:
         raise ConfigError(
             f"{url} has no metrics of vLLM, SGLang, LMCache or Headstart; it starts with "
