@@ -117,7 +117,7 @@ def trace(tmp_path):
 
 
 def test_a_trace_is_sent_at_its_times_by_several_processes(server, trace, capsys, tmp_path):
-    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 12}
+    usage = {"prompt_tokens": SALT_TOKENS + 12, "completion_tokens": 2}
     server.events[2] = {"choices": [], "usage": usage}
     path = tmp_path / "run.json"
     words = (*trace, "--trace-time", "--time-scale", "0.5", "--processes", "2", "--json", str(path))
@@ -148,7 +148,7 @@ def test_a_warm_up_does_not_pause(server, capsys, tmp_path):
     ]
     path.write_text(json.dumps({"id": "one", "requests": requests}))
     words = ("--workload", "agentic", "--trace", str(path), "--json", "-")
-    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 64}
+    usage = {"prompt_tokens": SALT_TOKENS + 64, "completion_tokens": 2}
     server.events[2] = {"choices": [], "usage": usage}
     started = time.monotonic()
     code, printed = ended(capsys, "--url", server.url, *words)

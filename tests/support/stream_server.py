@@ -54,7 +54,7 @@ class Server:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/reset_prefix_cache", self._reset)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         self._loop.run_until_complete(runner.setup())
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
@@ -69,6 +69,8 @@ class Server:
         self.num_models_left -= 1
         if self.num_models_left < 0:
             return web.Response(status=503, text="gone")
+        if self.models == "wait":
+            await asyncio.sleep(2 * SOON)
         if isinstance(self.models, int):
             return web.Response(status=self.models, text="busy")
         return web.json_response(self.models)
@@ -89,6 +91,8 @@ class Server:
             async with self.slots:
                 for event in self.events:
                     await asyncio.sleep(self.delay_s)
+                    if event == "wait":
+                        await asyncio.sleep(2 * SOON)
                     if event == "cut":
                         request.transport.close()
                         return response
