@@ -85,6 +85,8 @@ def _documents(path: Path) -> list[Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         return [json.loads(text)]
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply for a run") from error
     except ValueError as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
@@ -93,7 +95,7 @@ def _documents(path: Path) -> list[Any]:
         for number, line in enumerate(lines, start=1):
             try:
                 documents.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
     return documents
 
