@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from itertools import pairwise
 
 import pytest
@@ -233,3 +234,18 @@ def test_a_server_that_hangs_before_it_lists_its_models_is_given_up(server):
     server.models = "wait"
     with pytest.raises(ConfigError, match=r"does not list its models within 0\.1 s"):
         asyncio.run(drive([ask()], Target(url=server.url, timeout_s=0.1), Pace(concurrency=1)))
+
+
+def test_more_at_once_than_there_are_sessions_is_no_more_work(server):
+    requests, _ = driven(server, [ask(0), ask(1)], concurrency=10**12)
+    assert [request.error for request in requests] == [None, None]
+
+
+def test_connections_may_be_more_than_a_shell_allows_at_first(server):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        driven(server, [ask()])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

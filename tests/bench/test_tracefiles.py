@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 
 import pytest
@@ -139,6 +140,9 @@ WRONG = {
     "missing": ([{"timestamp": 1, "input_length": 1}], "line 1: .*`output_length`"),
     "length": (changed(MOONCAKE, 2, input_length=0), "line 3: Expected `int` >= 1"),
     "blocks": (changed(MOONCAKE, 0, input_length=40), "line 1: 3 hash ids .*--trace-block-size"),
+    "prompt": (changed(MOONCAKE, 0, input_length=10**15), "line 1: Expected `int` <= 16777216"),
+    "endless answer": (changed(MOONCAKE, 0, output_length=10**30), "line 1: "),
+    "time": (changed(MOONCAKE, 2, timestamp=1e300), r"line 3: a time of 1e\+300"),
     "times": (changed(MOONCAKE, 2, timestamp=3), "line 3: time 3.0 after 1250.0; sort"),
     "endless": (
         lines(MOONCAKE).replace(b"1250.5", b"1e999"),
@@ -174,3 +178,11 @@ def test_what_is_not_there_and_a_size_that_nobody_asks_for_are_refused(file, tmp
         open_trace(tmp_path / "none")
     with pytest.raises(ConfigError, match="tells the size of its blocks itself"):
         open_trace(file(DOCUMENTS["tar"]), 16)
+
+
+def test_a_pipe_cannot_be_read_twice(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(ConfigError, match="is no file; a trace is read more than once"):
+            open_trace(path)

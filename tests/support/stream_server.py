@@ -36,6 +36,7 @@ class Server:
 
     def __init__(self):
         self.events, self.status, self.delay_s = GOOD, 200, 0.0
+        self.text = "Too Many Requests"
         self.slots = asyncio.Semaphore(10_000)
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
@@ -85,7 +86,7 @@ class Server:
         self.num_running_max = max(self.num_running_max, self.num_running)
         try:
             if self.status != 200:
-                return web.Response(status=self.status, text="Too Many Requests")
+                return web.Response(status=self.status, text=self.text)
             response = web.StreamResponse(headers={"Content-Type": self.kind})
             await response.prepare(request)
             async with self.slots:

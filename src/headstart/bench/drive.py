@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import random
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ Meet = Callable[[], float]
 _MAX_ERROR = 200
 _REACH_S = 60.0
 _DRAIN_S = 1.0
+_NUM_FILES = 65_536
 _LINE_NBYTES = 64 << 20
 """vLLM sends the prompt's token ids with the first event: a million of them are 8 MB."""
 _DONE = "[DONE]"
@@ -128,6 +130,7 @@ async def drive(
     ConfigError where the server cannot be reached at all.
     """
     starts = starts_of(asks, pace) if starts is None else starts
+    _allow_files()
     try:
         import aiohttp
     except ModuleNotFoundError as error:
@@ -153,6 +156,14 @@ async def drive(
         if pace.concurrency is None:
             return await driver.open_loop(starts, started, is_timed=pace.is_timed)
         return await driver.closed_loop(pace.concurrency, started)
+
+
+def _allow_files() -> None:
+    """A connection a request in flight: more than the 1,024 files that a shell allows at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _NUM_FILES if hard == resource.RLIM_INFINITY else min(_NUM_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, str]:
@@ -236,7 +247,7 @@ class _Driver:
             for numbers in waiting:  # one iterator: each session is taken once
                 await self._converse(numbers, self._now())
 
-        await asyncio.gather(*(work() for _ in range(concurrency)))
+        await asyncio.gather(*(work() for _ in range(min(concurrency, len(self._sessions)))))
         return self._found()
 
     def _found(self) -> tuple[list[Request], float]:

@@ -19,8 +19,9 @@ CANNOT = (OSError, EOFError, zlib.error)
 """What a file raises that is not there, cut short or damaged."""
 _GZIP = b"\x1f\x8b"
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+"""Tokens of a prompt or of a block."""
+Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Id = int | str
 """Of a block: it stands for all that is before it, too."""
 _Read = TypeVar("_Read")
@@ -49,6 +50,10 @@ Session = list[TracedRequest]
 
 def is_tar(path: Path) -> bool:
     """Packed or not. Raises ConfigError."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path} is no file; a trace is read more than once, so write what a pipe gives to one"
+        )
     try:
         return tarfile.is_tarfile(path)
     except CANNOT as error:

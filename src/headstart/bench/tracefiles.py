@@ -37,6 +37,8 @@ from headstart.bench.traced import (
 from headstart.errors import ConfigError
 
 MOONCAKE_BLOCK_SIZE = 512
+_MAX_TIME = 1e20
+"""Nanoseconds since 1970 are 2e18."""
 TOKEN_IDS_PIECE = 16
 """Tokens that keep together when prompts of token ids are shrunk."""
 
@@ -133,7 +135,9 @@ class _Clock:
     def since_first(self, time: float, place: str) -> float:
         if self._first == -math.inf:
             self._first = time
-        if not self._last <= time < math.inf:
+        if abs(time) > _MAX_TIME:
+            raise ConfigError(f"{place}: a time of {time}")
+        if time < self._last:
             raise ConfigError(
                 f"{place}: time {time} after {self._last}; sort the trace by its times"
             )
