@@ -63,6 +63,10 @@ class Server:
         self._loop.run_until_complete(web.SockSite(runner, sock).start())
         self._ready.set()
         self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
 
