@@ -273,3 +273,13 @@ def test_what_others_wrote_moves_no_cursor(capsys):
     assert " [2Jgone" in printed.out
     assert printed.err == "headstart: it says  [31mred\n"
     assert not {"\x1b", "\r", "\x07"} & set(printed.out + printed.err)
+
+
+def test_a_result_is_written_though_it_cannot_be_shown(tmp_path):
+    def show():
+        raise BrokenPipeError
+
+    path = tmp_path / "result.json"
+    with pytest.raises(BrokenPipeError):
+        render.publish({"schema": "x/1"}, str(path), show)
+    assert json.loads(path.read_text()) == {"schema": "x/1"}

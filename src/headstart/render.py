@@ -130,14 +130,14 @@ def publish(
     """
     if "schema" not in document:
         raise ValueError("a JSON document must name its schema")
-    if json_target != "-":
-        show()
-    if json_target is None:
-        return
     if json_target == "-":
         sys.stdout.write(_text(document))
         return
-    write_text(Path(json_target), _text(document))
+    try:
+        show()
+    finally:  # also where nobody reads stdout any more
+        if json_target is not None:
+            write_text(Path(json_target), _text(document))
 
 
 def save(document: Mapping[str, object], json_target: str | None) -> None:

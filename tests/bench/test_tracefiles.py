@@ -133,6 +133,11 @@ def weka(number, **fields):
 WRONG = {
     "nothing": (b"\n\n", "is empty"),
     "no JSON": (b"timestamp,input\n1,2\n", "line 1, is not JSON"),
+    "deep": (b"[" * 100_000, "line 1, is not JSON: maximum recursion depth"),
+    "deep agents": (
+        b'{"id":"a","requests":' + b'[{"type":"subagent","requests":' * 5000,
+        "line 1, is not JSON: maximum recursion depth",
+    ),
     "no object": (b"[1]\n", "of no known kind .its keys: none.; known: Mooncake"),
     "others": (b'{"a": 1}\n', "of no known kind .its keys: a.; known: Mooncake"),
     "bailian": ([{"chat_id": 1, "timestamp": 1, "input_length": 1}], "Bailian"),

@@ -19,6 +19,7 @@ import msgspec
 
 from headstart.bench.traced import (
     CANNOT,
+    NOT_JSON,
     Id,
     Natural,
     Positive,
@@ -73,7 +74,7 @@ def _documents(path: Path) -> Iterator[tuple[str, bytes]]:
         place, first = next(rows)
         try:
             msgspec.json.decode(first)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             yield f"{path}", whole(path)
             return
         yield place, first

@@ -13,7 +13,6 @@ Answers of earlier turns are made up, with a seed: what a model answers would di
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ VOCABULARY = 30_000
 MAX_TOKENS = 1 << 31
 """Of all prompts of a load together: it is held in memory."""
 _MAX_VOCABULARY = 1 << 31
+_MAX_THINK_S = 1e9
 _FIRST_SHARE = 30
 TRACED = ("trace", "agentic")
 """Workloads that `headstart.bench.traces` reads from a file."""
@@ -116,8 +116,8 @@ def make_load(workload: str, shape: Shape) -> list[Ask]:
     check_vocabulary(shape.vocabulary)
     if shape.shared_tokens < 0 or shape.documents < 1:
         raise ConfigError("shared tokens are not negative, documents at least 1")
-    if not 0.0 <= shape.think_s < math.inf:
-        raise ConfigError(f"thinking for {shape.think_s} s")
+    if not 0.0 <= shape.think_s <= _MAX_THINK_S:
+        raise ConfigError(f"thinking for {shape.think_s} s; 0 to {_MAX_THINK_S:g} s are possible")
     check_size(_most_tokens(workload, shape))
     return list(WORKLOADS[workload](shape, random.Random(f"{workload}/{shape.seed}")))
 

@@ -17,6 +17,8 @@ from headstart.errors import ConfigError
 
 CANNOT = (OSError, EOFError, zlib.error)
 """What a file raises that is not there, cut short or damaged."""
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises: of something else, or nested too deeply."""
 _GZIP = b"\x1f\x8b"
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -91,7 +93,7 @@ def decoded(text: bytes, kind: type[_Read], place: str) -> _Read:
     """JSON as what it should be. Raises ConfigError with its place."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{place}: {error}") from error
 
 

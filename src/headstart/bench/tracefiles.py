@@ -22,6 +22,7 @@ import msgspec
 
 from headstart.bench.agenttraces import mlcommons, weka
 from headstart.bench.traced import (
+    NOT_JSON,
     Id,
     Natural,
     Positive,
@@ -93,10 +94,10 @@ def _kind_of(path: Path) -> Kind:
         raise ConfigError(f"{path} is empty")
     try:
         row = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         try:  # one document that is written over several lines?
             row = msgspec.json.decode(whole(path))
-        except msgspec.DecodeError:
+        except NOT_JSON:
             raise ConfigError(f"{place}, is not JSON: {error}") from error
     keys = set(row) if isinstance(row, dict) else set()
     if "chat_id" in keys:
