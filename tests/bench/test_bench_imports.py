@@ -165,6 +165,12 @@ def test_a_run_that_makes_no_sense_is_refused(tmp_path, run, changed, message):
         read_runs(written(tmp_path, made))
 
 
+def test_another_tool_may_count_a_prompt_otherwise(tmp_path, run):
+    made = msgspec.to_builtins(run(tool="aiperf"))
+    made["requests"][0]["cached_tokens"] = 101
+    assert read_runs(written(tmp_path, made))[0].requests[0].cached_tokens == 101
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}\n" + "[" * 100_000])
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path, text):
     path = tmp_path / "deep.json"
