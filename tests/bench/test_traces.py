@@ -9,9 +9,9 @@ import pytest
 
 from headstart.bench import load
 from headstart.bench.load import SALT_TOKENS, Shape, fingerprint, salted, theoretical_hits
-from headstart.bench.tracefiles import open_trace
 from headstart.bench.traces import Cut, asks_of, load_trace
 from headstart.errors import ConfigError
+from headstart.traces.files import open_trace
 from trace_cases import MLCOMMONS, MOONCAKE, TOKEN_IDS, WEKA, lines
 
 SHAPE = Shape(seed=3)

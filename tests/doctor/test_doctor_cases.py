@@ -12,6 +12,7 @@ from headstart.doctor.rules import RULES
 
 CASES = doctor_docs.cases()
 HELD_OUT = doctor_docs.cases(doctor_docs.HELD_OUT)
+BLIND = doctor_docs.cases(doctor_docs.BLIND)
 
 
 def ids(case):
@@ -45,10 +46,26 @@ def test_cases_that_were_written_last(case):
     assert diagnose(Known(case.facts)).verdict == case.expected
 
 
-def test_jitter_changes_no_verdict_that_is_far_from_a_threshold():
-    changes = doctor_docs.changes()
+def test_cases_by_another_hand():
+    judged = doctor_docs.judged(doctor_docs.BLIND)
+    wrong = [case.name for case, said in judged if said.verdict != case.expected]
+    assert len(wrong) <= 0.03 * len(judged), wrong
+    assert {case.expected for case in BLIND} == set(Cause)
+    assert all(case.first for case in BLIND)
+
+
+@pytest.mark.parametrize("case", [each for each in BLIND if each.is_control], ids=ids)
+def test_a_control_by_another_hand_is_not_accused(case):
+    assert diagnose(Known(case.facts)).findings == ()
+
+
+@pytest.mark.parametrize(
+    "folder", [doctor_docs.CASES, doctor_docs.BLIND], ids=lambda each: each.name
+)
+def test_jitter_changes_no_verdict_that_is_far_from_a_threshold(folder):
+    changes = doctor_docs.changes(folder)
     assert [each for each in changes if each.margin >= doctor_docs.NEAR] == []
-    assert len(changes) <= 0.05 * doctor_docs.NUM_DRAWS * len(CASES)
+    assert len(changes) <= 0.05 * doctor_docs.NUM_DRAWS * len(doctor_docs.cases(folder))
 
 
 def test_the_order_of_files_and_facts_does_not_matter():

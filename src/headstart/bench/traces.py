@@ -32,9 +32,9 @@ from headstart.bench.load import (
     check_vocabulary,
     words_of,
 )
-from headstart.bench.traced import Session, TracedRequest
-from headstart.bench.tracefiles import open_trace
 from headstart.errors import ConfigError
+from headstart.traces.files import open_trace
+from headstart.traces.reading import Session, TracedRequest
 
 _CACHED_PIECES = 8192
 _MAX_TIME_SCALE = 1e6

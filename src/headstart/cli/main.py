@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__, render
-from headstart.cli import bench, config, demo, doctor, gate, node, serve
+from headstart.cli import bench, config, demo, doctor, gate, node, plan, serve, trace, tune
 from headstart.errors import HeadstartError
 
 EXIT_USAGE = 2
@@ -29,9 +29,12 @@ app.command(
 )(serve.serve)
 app.command(name="gate", cls=gate.GateCommand)(gate.gate)
 app.command(name="doctor")(doctor.doctor)
+app.command(name="tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(node.app, name="node")
+app.add_typer(plan.app, name="plan")
+app.add_typer(trace.app, name="trace")
 
 
 def _print_version(wanted: bool) -> None:

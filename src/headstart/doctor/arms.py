@@ -21,6 +21,8 @@ _NOISE = 0.1
 """Of a ratio of two runs of which nothing else is known. The README's own A/A runs differ by up to
 16 %, their median by 5 %; a quiet GPU server's by 1 to 3 %."""
 _MOST = 100.0
+_GOOD = 0.8
+_NOTHING = 0.05
 _NOISE_MIN = 0.03
 _SETTINGS = (
     "concurrency", "ranks", "requests_per_s", "pool_tokens", "block_size", "routing",
@@ -111,6 +113,26 @@ def hitting(known: Known) -> tuple[Group, ...]:
 def is_low(share: float | None, bound: float = 0.1) -> bool:
     """Whether a share was told, and is low."""
     return share is not None and share <= bound
+
+
+def one_loader(tier: Group) -> bool:
+    """Whether one worker loads all, and does not keep up."""
+    workers = tier.number("workers")
+    return workers is not None and workers < TOLERANCE and bool(tier.number("num_timeouts"))
+
+
+def all_local(arm: Group) -> bool:
+    """Whether the device by itself hits what is hit."""
+    local, rate = arm.number("local_hit_rate"), hit_share(arm)
+    if local and rate and local >= _GOOD * rate:
+        return True
+    return bool(local) and is_low(arm.number("external_hit_rate"), _NOTHING)
+
+
+def hits_well(arm: Group) -> bool:
+    """Whether it hits four fifths of what the load allows; of everything, where that is unknown."""
+    rate, possible = hit_share(arm), arm.number("shareable_share")
+    return rate is not None and rate >= _GOOD * (1.0 if possible is None else possible)
 
 
 def hit_tokens(arm: Group) -> float | None:

@@ -2,7 +2,8 @@
 
 A hit is as it should be where it is sooner than computing by at least a quarter of what its tokens
 take to compute: loading, looking up and the rest of the prompt may take the other three. Nothing
-hit is as it should be where nothing could be.
+hit is as it should be where nothing could be, a tier without hits where the device has them all.
+A semantic cache is as it should be where its hits save more than all its look-ups cost.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Iterator
 from headstart.doctor.arms import (
     MATERIAL,
     TOLERANCE,
+    Pair,
+    all_local,
     break_even,
     hit_share,
+    hits_well,
     pairs,
     prefill_rate,
     subject,
@@ -54,6 +58,15 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
                     without=pair.without,
                 )
             )
+        elif _tier_not_needed(pair):
+            good.append(
+                say(
+                    "the device hits {hit.local_hit_rate} by itself, and the tier beside it costs "
+                    "nothing: {hit.ttft} against {without.ttft}",
+                    hit=pair.hit,
+                    without=pair.without,
+                )
+            )
         else:
             return  # a pair that does not gain is a question, whatever else is fine
     yield from good
@@ -62,6 +75,39 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
         yield from _spent_well(known, arm)
     if arm is None:
         yield from _fast_enough(known)
+        yield from _semantic_pays(known)
+
+
+def _tier_not_needed(pair: Pair) -> bool:
+    """Both arms hit what can be hit, in the device, and take the same."""
+    before, after = hit_share(pair.without), hit_share(pair.hit)
+    return (
+        before is not None
+        and after is not None
+        and before >= (1.0 - MATERIAL) * after
+        and hits_well(pair.hit)
+        and all_local(pair.hit)
+        and abs(1.0 - pair.ratio) <= pair.noise
+    )
+
+
+def _semantic_pays(known: Known) -> Iterator[Evidence]:
+    """Its look-ups cost well less than its hits save, and its answers are as good as wanted."""
+    top = known.top
+    told = top.numbers("semantic_hit_rate", "semantic_miss")
+    cost = (top.number("embed") or 0.0) + (top.number("ann") or 0.0)
+    if told is None or not cost or told[0] * told[1] <= TOLERANCE * cost:
+        return
+    precision, target = top.number("semantic_precision"), top.number("semantic_target")
+    if precision is not None and target is not None and precision < target:
+        return
+    yield say(
+        "a look-up in the semantic cache takes {cost}, and saves {saved}: {top.semantic_hit_rate} "
+        "of {top.semantic_miss}",
+        top=top,
+        cost=format_seconds(cost),
+        saved=format_seconds(told[0] * told[1]),
+    )
 
 
 def _fast_enough(known: Known) -> Iterator[Evidence]:

@@ -80,12 +80,22 @@ def share(value: object) -> float:
     return number
 
 
-def count(value: object) -> float:
-    """A number of something, such as `8` or `"70 G"`. Raises ConfigError."""
-    number, unit = _split(value, '8 or "70 G"')
-    if unit not in _PREFIXES:
-        raise ConfigError(f"{value!r} has the unit {unit!r}; a plain number, or one with k, M, G")
-    return number * _PREFIXES[unit]
+def _counted(*words: str) -> Callable[[object], float]:
+    """Reads a number of something; `words` are what it may be followed by."""
+
+    def count(value: object) -> float:
+        """A number such as `8`, `"70 G"` or `"9 k tokens"`. Raises ConfigError."""
+        number, unit = _split(value, '8 or "70 G"')
+        word = next((each for each in words if unit.endswith(each)), "")
+        prefix = unit.removesuffix(word).strip()
+        if prefix not in _PREFIXES:
+            named = "".join(f", and {word} behind it" for word in words[:1])
+            raise ConfigError(
+                f"{value!r} has the unit {unit!r}; a plain number, or one with k, M, G{named}"
+            )
+        return number * _PREFIXES[prefix]
+
+    return count
 
 
 def _plain(value: float) -> str:
@@ -105,6 +115,11 @@ def show_bytes_per_s(value: float) -> str:
         if value >= _PREFIXES[prefix]:
             return f"{value / _PREFIXES[prefix]:.3g} {prefix}B/s"
     return f"{value:.3g} B/s"
+
+
+def show_signed_seconds(value: float) -> str:
+    """A duration for people that may be below zero: `"-60 ms"`."""
+    return format_seconds(value) if value >= 0 else f"-{format_seconds(-value)}"
 
 
 def show_share(value: float) -> str:
@@ -128,10 +143,10 @@ Seconds = Annotated[float, BeforeValidator(seconds), SECONDS]
 Nbytes = Annotated[float, BeforeValidator(nbytes), NBYTES]
 BytesPerS = Annotated[float, BeforeValidator(bytes_per_s), BYTES_PER_S]
 Share = Annotated[float, BeforeValidator(share), SHARE]
-Tokens = Annotated[float, BeforeValidator(count), TOKENS]
-TokensPerS = Annotated[float, BeforeValidator(count), TOKENS_PER_S]
-PerS = Annotated[float, BeforeValidator(count), PER_S]
-Count = Annotated[float, BeforeValidator(count), COUNT]
-Flops = Annotated[float, BeforeValidator(count), FLOPS]
+Tokens = Annotated[float, BeforeValidator(_counted("tokens", "tok")), TOKENS]
+TokensPerS = Annotated[float, BeforeValidator(_counted("tokens/s", "tok/s", "t/s")), TOKENS_PER_S]
+PerS = Annotated[float, BeforeValidator(_counted("req/s", "1/s", "/s")), PER_S]
+Count = Annotated[float, BeforeValidator(_counted()), COUNT]
+Flops = Annotated[float, BeforeValidator(_counted("FLOP/s", "FLOPS")), FLOPS]
 Flag = Annotated[bool, FLAG]
 Text = Annotated[str, TEXT]

@@ -158,7 +158,7 @@ class Cache(Strict):
     block_size: Tokens | None = told("tokens of a block (page, chunk)")
     group_block_sizes: tuple[Tokens, ...] | None = told("block size of each KV group (hybrids)")
     pool_tokens: Tokens | None = told("tokens that fit the device cache, or the cache in question")
-    host_pool_tokens: Tokens | None = told("tokens that fit the host pool")
+    host_pool_tokens: Tokens | None = told("tokens that fit the host pool, beside pool_tokens")
     num_slots: Count | None = told("prefixes that can be held, where the cache has slots")
     max_num_seqs: Count | None = told("requests that may run at once")
     speculation: Flag | None = told("speculative decoding (MTP, EAGLE, draft model)")
@@ -228,7 +228,7 @@ class Semantic(Strict):
     """Semantic cache."""
 
     semantic_hit_rate: Share | None = told("share of the requests answered by it")
-    semantic_miss: Seconds | None = told("answering a request that it does not have, without it")
+    semantic_miss: Seconds | None = told("an answer by the model, without the semantic cache")
     semantic_precision: Share | None = told("share of its answers that fit the question")
     semantic_target: Share | None = told("precision that is wanted")
     threshold: Share | None = told("similarity from which it answers")
@@ -287,7 +287,7 @@ class Tier(Strict):
     delivered: Tokens | None = told("tokens that came")
     num_found: Count | None = told("blocks it said it holds")
     num_failed_reads: Count | None = told("of them, reads that failed or came back empty")
-    num_timeouts: Count | None = told("loads that timed out")
+    num_timeouts: Count | None = told("loads that timed out; weighed by num_requests and deadline")
     restarted: Flag | None = told("whether its process was restarted before")
     hot: Nbytes | None = told("bytes that are read again and again")
     room: Tokens | None = told("tokens that fit the buffer its reads pass through")

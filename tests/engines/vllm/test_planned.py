@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from headstart.costs import EngineCosts, EngineModel, ReadCosts
+from headstart.node.promise import Promise
 from headstart.testing import Fault
 from vllm_cases import ASYNC, BLOCK, SYNC, tokens
 
@@ -136,6 +137,17 @@ def test_a_read_that_is_worth_it_is_waited_for(node, on_disk, slow, extra):
     assert 0.03 < made["actual_load_s"] < 0.3
     assert 0.1 < made["saved_s"] < 0.4
     assert made["regret_s"] < 0.15
+
+
+@pytest.mark.usefixtures("sure")
+def test_a_read_that_is_complete_is_not_late_though_nobody_has_told_its_end(
+    node, on_disk, slow, monkeypatch
+):
+    poll = Promise.poll
+    monkeypatch.setattr(Promise, "poll", lambda promise: (False, poll(promise)[1]))
+    teach(node, 0.005)
+    told = slow().ask("reads", on_disk, 2)
+    assert (told.get("loaded_tokens"), told.get("late")) == (96, None)
 
 
 @pytest.mark.usefixtures("sure")

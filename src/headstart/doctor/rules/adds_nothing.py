@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hit_share, is_low, pairs
+from headstart.doctor.arms import all_local, pairs
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
-
-_MOST = 0.8
-_NOTHING = 0.05
 
 
 def find(known: Known) -> Iterator[Sign]:
     """Pairs that lose while the device hits all there is."""
     for pair in pairs(known):
-        local, rate = pair.hit.number("local_hit_rate"), hit_share(pair.hit)
-        outside = pair.hit.number("external_hit_rate")
-        all_local = local is not None and rate is not None and local >= _MOST * rate > 0.0
-        all_local = all_local or (bool(local) and is_low(outside, _NOTHING))
-        if all_local and pair.ratio > 1.0 + pair.noise:
+        if all_local(pair.hit) and pair.ratio > 1.0 + pair.noise:
             yield Sign(
                 strength=Strength.COMPUTED,
                 margin=pair.ratio / (1.0 + pair.noise),

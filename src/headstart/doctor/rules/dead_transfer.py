@@ -1,6 +1,7 @@
 """A load that never comes, or once in a while does not: the request waits for it.
 
-loads timed out
+loads timed out, and not so few that the mean first token hardly shows it:
+    timeouts / requests * deadline > a tenth of TTFT, or 1 % of the requests
 load p99 / median > 10 and load p99 > computing the same tokens
 """
 
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import TOLERANCE, hitting, ratio, recompute_s, subject
-from headstart.doctor.facts import Known, say
+from headstart.doctor.arms import MATERIAL, TOLERANCE, hitting, ratio, recompute_s, subject
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.units import format_seconds
 
 _TAIL = 10.0
+_RARE = 0.01
 
 
 def find(known: Known) -> Iterator[Sign]:
     """Tiers that time out, arms whose slowest loads lose."""
     for tier in known.tiers:
         delivered = tier.number("delivered")
-        if tier.number("num_timeouts") and (delivered is None or tier.number("workers") is None):
-            arm = subject(known) or known.top
+        arm = subject(known) or known.top
+        if (
+            tier.number("num_timeouts")
+            and (delivered is None or tier.number("workers") is None)
+            and not _are_rare(arm, tier)
+        ):
             idle = arm.number("running") == 0.0 and (arm.number("waiting") or 0.0) > 0.0
             yield Sign(
                 strength=Strength.SEEN if idle else Strength.COMPARED,
@@ -53,6 +59,14 @@ def find(known: Known) -> Iterator[Sign]:
                     ),
                 ),
             )
+
+
+def _are_rare(arm: Group, tier: Group) -> bool:
+    told = arm.numbers("num_requests", "ttft", "deadline")
+    if told is None:
+        return False
+    share = ratio(tier.number("num_timeouts") or 0.0, told[0])
+    return share < _RARE and share * told[2] < MATERIAL * told[1]
 
 
 RULE = Rule(

@@ -3,15 +3,16 @@
     TTFT of short prompts in the mix / alone > 5
     free KV >= smallest waiting prompt, and nothing admitted for 10 steps
 
-In a batch a short prompt shares its steps with others, which costs it a few times its own time;
-more is waiting for somebody else's.
+Where one worker loads for all, and loads time out, the wait may be that of `one_worker`, so that
+this says only where. In a batch a short prompt shares its steps with others, which costs it a few
+times its own time; more is waiting for somebody else's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
+from headstart.doctor.arms import one_loader, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -26,6 +27,7 @@ def find(known: Known) -> Iterator[Sign]:
         if told is not None and told[0] > _SLOWER * told[1]:
             yield Sign(
                 strength=Strength.COMPUTED,
+                is_symptom=any(one_loader(tier) for tier in known.tiers),
                 margin=ratio(told[0], _SLOWER * told[1]),
                 share=1.0 - told[1] / told[0],
                 evidence=(

@@ -41,7 +41,10 @@ def find(known: Known) -> Iterator[Sign]:
 
 def _has_tier(known: Known, arm: Group) -> bool:
     keys = ("load", "external_hit_rate", "load_tokens", "transfer", "found_tokens")
-    return bool(known.tiers or known.connector or any(arm.fact(key) is not None for key in keys))
+    if known.tiers or any(arm.fact(key) is not None for key in keys):
+        return True
+    # A connector alone may be there for something else, such as to hand KV from host to host.
+    return bool(known.connector) and (arm.text("cache") == "warm" or hit_share(arm) is not None)
 
 
 def _queued(pair: Pair) -> bool:

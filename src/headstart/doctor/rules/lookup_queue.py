@@ -2,7 +2,8 @@
 
     utilisation = requests/s * (hash + look-up) > 0.8
 
-At 80 % of one thread a request waits for four others on average (M/M/1: 0.8 / (1 - 0.8)).
+At 80 % of one thread a request waits for four others on average (M/M/1: 0.8 / (1 - 0.8)); from
+100 % on the queue has no end, and is all of this making.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def find(known: Known) -> Iterator[Sign]:
         yield Sign(
             strength=Strength.COMPUTED,
             margin=ratio(rate * cost, _BUSY),
+            explained_s=_waited_s(arm.number("queue"), rate * cost, cost),
             evidence=(
                 say(
                     f"{{arm.{key}}} at {{cost}} each fill {{share}} of a thread",
@@ -38,6 +40,13 @@ def find(known: Known) -> Iterator[Sign]:
                 ),
             ),
         )
+
+
+def _waited_s(queue: float | None, busy: float, cost: float) -> float | None:
+    """Of a queue, what waits for that thread; None where no queue was told."""
+    if queue is None or busy >= 1.0:
+        return queue
+    return min(queue, cost * busy / (1.0 - busy))
 
 
 RULE = Rule(

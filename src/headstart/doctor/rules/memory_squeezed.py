@@ -2,6 +2,7 @@
 
 bytes read again and again > container limit - memory in use: the page cache cannot keep them
 host tier / link < 50 %, not pinned: pageable copies go through a bounce buffer
+tier / what its path gives < 50 %, several NUMA nodes, not bound: bytes cross to the other socket
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headstart.doctor.arms import ratio
-from headstart.doctor.facts import Known, say
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.units import format_nbytes
 
@@ -38,27 +39,34 @@ def find(known: Known) -> Iterator[Sign]:
                         ),
                     ),
                 )
-        told, link = tier.number("bandwidth"), known.top.number("link_bandwidth")
-        if (
-            tier.text("kind") == "memory"
-            and known.top.says("pinned", False)
-            and told
-            and link
-            and told < _HALF * link
-        ):
-            yield Sign(
-                strength=Strength.COMPUTED,
-                margin=ratio(_HALF * link, told),
-                share=1.0 - told / link,
-                evidence=(
-                    say(
-                        "{tier.bandwidth} from host memory that is not pinned, over a link of "
-                        "{top.link_bandwidth}",
-                        tier=tier,
-                        top=known.top,
-                    ),
-                ),
-            )
+        yield from _wrong_kind(known, tier)
+
+
+def _wrong_kind(known: Known, tier: Group) -> Iterator[Sign]:
+    """Memory that is pageable, or on the other socket."""
+    top, told = known.top, tier.number("bandwidth")
+    link = top.number("link_bandwidth") if tier.text("kind") == "memory" else None
+    best = link or tier.number("device_bandwidth")
+    if not told or not best or told >= _HALF * best:
+        return
+    gives = "{tier.bandwidth} from {tier.name}, of "
+    gives += "a link of {top.link_bandwidth}" if link else "{tier.device_bandwidth}"
+    if link and top.says("pinned", False):
+        why, strength = "host memory is not pinned", Strength.COMPUTED
+    elif (
+        tier.text("kind") in ("memory", "network")
+        and top.says("numa_bound", False)
+        and (top.number("numa_nodes") or 2.0) > 1.0
+    ):
+        why, strength = "workers and memory are not bound to one NUMA node", Strength.COMPARED
+    else:
+        return
+    yield Sign(
+        strength=strength,
+        margin=ratio(_HALF * best, told),
+        share=1.0 - told / best,
+        evidence=(say(f"{gives}: {why}", tier=tier, top=top),),
+    )
 
 
 RULE = Rule(
@@ -67,10 +75,13 @@ RULE = Rule(
     needs=(
         ("tiers.hot", "arms.memory_limit", "arms.memory_used"),
         ("tiers.bandwidth", "arms.link_bandwidth", "arms.pinned"),
+        ("tiers.bandwidth", "tiers.device_bandwidth", "arms.numa_bound"),
     ),
     find=find,
     fixes=(
         Fix(text="raise the container's limit by what is read again, or read with O_DIRECT"),
+        Fix(engine="sglang", text="--hicache-numa-detect, --numa-node"),
+        Fix(text="numactl --cpunodebind --membind: worker, its pool, device and NIC on one node"),
         Fix(text="pin the host pool (cudaHostRegister), in pieces, at start"),
         Fix(text="ulimit -l unlimited for the process that pins"),
     ),

@@ -4,7 +4,8 @@
     bandwidth ~ what the device gives at depth 1, and < a third of what it gives at best
 
 An NVMe drive gives a tenth of its bandwidth at depth 1 (64 KiB: 0.5 of 3.9 GB/s; of a RAID 4 of
-45).
+45). A link has no depth of its own, so of a tier of memory it is only said where depth was told;
+where nothing was, bandwidth that is missing says where the time goes, and not why.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ def find(known: Known) -> Iterator[Sign]:
             strength = Strength.COMPUTED
         elif (tier.number("workers") or 9.0) < TOLERANCE:
             why, strength = "{tier.workers} reader", Strength.COMPUTED
-        elif single is None and depth is None and tier.number("workers") is None:
+        elif (
+            single is None
+            and depth is None
+            and tier.number("workers") is None
+            and tier.text("kind") != "memory"
+        ):
             why, strength = "nothing is told of its depth", Strength.HINTED
         else:
             continue
@@ -48,6 +54,7 @@ def find(known: Known) -> Iterator[Sign]:
             if single and strength is Strength.COMPUTED
             else ratio(_THIRD * best, bandwidth),
             share=1.0 - bandwidth / best,
+            is_symptom=strength is Strength.HINTED,
             evidence=(
                 say(
                     "{tier.name} gives {tier.bandwidth} of {best}: " + why,

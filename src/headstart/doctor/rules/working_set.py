@@ -1,6 +1,6 @@
 """More is in use than fits, so what will be asked again is evicted before.
 
-    working set = sessions * tokens of each > pool
+    working set = sessions * tokens of each > pool of the device + pool of the host
     tokens asked between two uses > pool: LRU hits nothing
 
 With a cyclic order LRU evicts exactly what comes next: the hit rate is not proportional, it is 0.
@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hit_share, hitting, ratio
+from headstart.doctor.arms import hit_share, hits_well, hitting, ratio
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
-
-_GOOD = 0.8
 
 
 def find(known: Known) -> Iterator[Sign]:
     """Arms whose working set is larger than the pool."""
     for arm in hitting(known):
-        pool = arm.number("pool_tokens")
+        pool, room = _room(arm)
         sessions, between = arm.numbers("sessions", "session_tokens"), arm.number("reuse_distance")
-        if not pool or _hits_well(arm):
+        if not pool or hits_well(arm):
             continue
         needed = sessions[0] * sessions[1] if sessions else between
         if needed is None or needed <= pool:
@@ -39,13 +37,16 @@ def find(known: Known) -> Iterator[Sign]:
             strength=Strength.SEEN if cyclic and hit_share(arm) is not None else Strength.COMPUTED,
             margin=ratio(needed, pool),
             share=1.0 if cyclic else 1.0 - pool / needed,
-            evidence=(say(what + ", and room for {arm.pool_tokens}" + order, arm=arm),),
+            evidence=(say(f"{what}, and room for {room}{order}", arm=arm),),
         )
 
 
-def _hits_well(arm: Group) -> bool:
-    rate, possible = hit_share(arm), arm.number("shareable_share")
-    return rate is not None and rate >= _GOOD * (1.0 if possible is None else possible)
+def _room(arm: Group) -> tuple[float, str]:
+    """Tokens that fit device and host together, and that in words."""
+    keys = [key for key in ("pool_tokens", "host_pool_tokens") if arm.number(key)]
+    where = {"pool_tokens": "", "host_pool_tokens": " in host memory"}
+    words = " and ".join(f"{{arm.{key}}}{where[key]}" for key in keys)
+    return sum(arm.number(key) or 0.0 for key in keys), words
 
 
 RULE = Rule(
@@ -53,6 +54,7 @@ RULE = Rule(
     cause=Cause.EVICTION_THRASH,
     needs=(
         ("arms.sessions", "arms.session_tokens", "arms.pool_tokens"),
+        ("arms.sessions", "arms.session_tokens", "arms.host_pool_tokens"),
         ("arms.reuse_distance", "arms.pool_tokens"),
     ),
     find=find,

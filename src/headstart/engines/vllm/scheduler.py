@@ -362,7 +362,8 @@ class SchedulerSide:
             others = self._records.values()
             if self._judge.waits(record, others, num_local=num_local, ready=ready, now=now):
                 return True
-            if not record.told.get("late"):
+            is_late = ready < record.promise.num_planned  # else it is only not told yet
+            if is_late and not record.told.get("late"):
                 record.told["late"] = True
                 self.sums.add(loads_late=1)
         # What was held and could not be read may be damaged and gone, and is computed: offer it.

@@ -1,0 +1,100 @@
+"""`headstart tune`: how much capacity, which policy and block size a load is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart import render
+from headstart.cli.options import JsonTarget, grouped, parse_share
+from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
+from headstart.errors import ConfigError
+from headstart.units import parse_nbytes
+
+if TYPE_CHECKING:
+    from headstart.tuner.tune import Tuned
+
+
+@grouped
+def tune(
+    read: ReadOptions,
+    trace: TraceFile,
+    capacities: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS,...", help="Capacities, such as 1024000,5120000."),
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option(help="Of lru, fifo and, only simulated, lfu, sieve, optimal (the bound)."),
+    ] = "lru",
+    gain: Annotated[
+        str, typer.Option(help="Share of the tokens that doubling a capacity has to add.")
+    ] = "2%",
+    token_kv: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="KV of one token, such as 128KiB: shows bytes, too."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with the curves here.")
+    ] = None,
+    json: JsonTarget = None,
+) -> None:
+    """Say how much of a trace a cache of each capacity hits, and where more stops to pay.
+
+    The curve of lru is exact for every capacity and takes about a second; each point of another
+    policy is a simulation with the store's own policy. Nothing has to run, nothing is changed.
+    Capacities are tokens of KV cache: times the KV bytes a token of the model, they are bytes.
+    """
+    from headstart import figure
+    from headstart.tuner.report import tune_html
+    from headstart.tuner.tune import document
+    from headstart.tuner.tune import tune as tuned_by
+
+    render.check_target(json)
+    if html is not None:
+        figure.check_installed()
+        render.check_target(f"{html}", option="--html")
+    wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
+    token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
+    recorded, broken = read.read(trace)
+    with render.progress("simulating") as advance:
+        tuned = tuned_by(
+            recorded,
+            policies=list(dict.fromkeys(policies.split(","))),
+            capacities_tokens=wanted,
+            least_gain=least_gain,
+            token_nbytes=token_nbytes,
+            advance=advance,
+        )
+    found = {**document(tuned), "broken": broken_document(broken)}
+    if html is not None:
+        render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
+    render.publish(found, json, lambda: _show(tuned))
+    if json != "-":
+        show_broken(found["broken"])
+
+
+def _capacities(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        found = [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if min(found, default=0) < 1:
+        raise ConfigError(
+            f"--capacities {text!r} are no numbers of tokens; write such as 1024000,5120000"
+        )
+    return sorted(set(found))
+
+
+def _show(tuned: Tuned) -> None:
+    from headstart.tuner.report import overview, point_rows
+
+    titles, rows = point_rows(tuned)
+    columns = [render.Column(title=each, numeric=index > 0) for index, each in enumerate(titles)]
+    render.print_table(columns, rows, title="Hits; a cold start, and the last half of the requests")
+    print()
+    render.print_table([render.Column(title="tune"), render.Column(title="")], overview(tuned))

@@ -1,0 +1,1 @@
+"""Sizing before buying: what memory, storage and network must deliver so that hits pay. Pure."""

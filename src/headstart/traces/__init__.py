@@ -1,0 +1,1 @@
+"""Traces of what a service was asked: the files they come in, read line by line."""

@@ -1,0 +1,209 @@
+"""Traces of agents' sessions: turns that grow, waits for tools, sub-agents.
+
+    WEKA          kv-cache-tester: a JSON document a session (or a line each, or a tar of them);
+                  hash_ids of whole blocks, `block_size` tokens each; sub-agents are nested
+    MLCommons     JSON lines: the messages of agentic conversations, with tools' delays, as text
+
+Checked against the files of callanjfox/kv-cache-tester and mlcommons/endpoints (example 11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from headstart.errors import ConfigError
+from headstart.traces.reading import (
+    NOT_JSON,
+    Broken,
+    Id,
+    Natural,
+    Positive,
+    Session,
+    TracedRequest,
+    blocks,
+    decoded,
+    digest,
+    files_of,
+    is_tar,
+    lines,
+    members,
+    skip,
+    whole,
+)
+
+CHARACTERS_A_TOKEN = 4
+"""An estimate: a text is counted without anybody's tokenizer."""
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class _WekaRequest(msgspec.Struct):
+    type: str
+    t: _Seconds = 0.0
+    num_in: Positive | None = msgspec.field(name="in", default=None)
+    num_out: Natural = msgspec.field(name="out", default=0)
+    hash_ids: list[Id] = []
+    think_time: _Seconds | None = None
+    api_time: _Seconds | None = None
+    requests: list[_WekaRequest] = []
+
+
+class _WekaSession(msgspec.Struct):
+    id: str
+    requests: list[_WekaRequest]
+    block_size: Positive = 64
+    hash_id_scope: str = "local"
+
+
+def weka(path: Path, broken: Broken | None = None) -> Iterator[Session]:
+    """Sessions of kv-cache-tester; of a broken one nothing. Raises ConfigError."""
+    for file in files_of(path):
+        for place, text in _documents(file, broken):
+            found: Session = []
+            try:
+                session = decoded(text, _WekaSession, place)
+                _weka_requests(session, session.requests, session.id, place, found)
+            except ConfigError as error:
+                skip(broken, error)
+                continue
+            if found:
+                yield found
+
+
+def _documents(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:
+    """Of a tar its documents; of lines each; else all."""
+    if is_tar(path):
+        for name, text in members(path, broken):
+            rows = [text] if name.endswith(".json") else text.splitlines()
+            for row in filter(bytes.strip, rows):
+                yield f"{path}, {name}", row
+        return
+    lines_of = lines(path, broken)
+    place, first = next(lines_of, ("", b""))
+    if not first:
+        return
+    if not _is_json(first):
+        text = whole(path)
+        if broken is None or _is_json(text):
+            yield f"{path}", text
+            return
+    yield place, first
+    yield from lines_of
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except NOT_JSON:
+        return False
+    return True
+
+
+def _weka_requests(
+    session: _WekaSession, requests: list[_WekaRequest], name: str, place: str, found: Session
+) -> None:
+    """Append those of an agent and of its sub-agents, each of which is a session of its own.
+
+    A sub-agent runs beside the one that called it. That this one waits for it is kept only as the
+    time that it thinks before its next request.
+    """
+    scope = "" if session.hash_id_scope == "global" else f"{session.id}/"
+    turn, ended_s = 0, 0.0
+    for number, each in enumerate(requests, start=1):
+        where = f"{place}, request {number} of {name}"
+        if each.type == "subagent":
+            _weka_requests(session, each.requests, f"{name}/{number}", place, found)
+            continue
+        if each.num_in is None:
+            raise ConfigError(f"{where}: it has no `in`, the length of its prompt")
+        num_whole = each.num_in // session.block_size
+        if not num_whole <= len(each.hash_ids) <= num_whole + 1:
+            raise ConfigError(
+                f"{where}: {len(each.hash_ids)} hash ids are not the blocks of "
+                f"{session.block_size} tokens of a prompt of {each.num_in}"
+            )
+        think_s = each.t - ended_s if each.think_time is None else each.think_time
+        ended_s = each.t + (each.api_time or 0.0)
+        found.append(
+            TracedRequest(
+                session=name,
+                turn=turn,
+                pieces=blocks(
+                    each.hash_ids[:num_whole],
+                    each.num_in,
+                    session.block_size,
+                    scope,
+                    f"{name}/tail/{turn}",
+                ),
+                output_tokens=each.num_out,
+                think_s=max(0.0, think_s) if turn else 0.0,  # rounded times may go back
+            )
+        )
+        turn += 1
+
+
+class _Message(msgspec.Struct):
+    conversation_id: str
+    role: str
+    system: Any = None
+    tools: Any = None
+    content: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+    tool_results: Any = None
+    delay_seconds: _Seconds = 0.0
+
+    def texts(self) -> Iterator[str]:
+        """What a model reads of it, in order."""
+        for part in (
+            *(self.system, self.tools, self.reasoning_content, self.content),
+            *(self.tool_calls, self.tool_results),
+        ):
+            if part:
+                yield part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+
+
+def mlcommons(path: Path, broken: Broken | None = None) -> Iterator[Session]:
+    """Conversations: what an assistant said is asked for, and all before it is the prompt.
+
+    Tokens are estimated as characters / 4; a chat template's are not there. Raises ConfigError; of
+    a broken message that is only counted, nothing is in the prompts after it.
+    """
+    name, think_s = "", 0.0
+    found: Session = []
+    pieces: list[tuple[str, int]] = []
+    for place, line in lines(path, broken):
+        try:
+            message = decoded(line, _Message, place)
+        except ConfigError as error:
+            skip(broken, error)
+            continue
+        if message.conversation_id != name:
+            if found:
+                yield found
+            name, found, pieces = message.conversation_id, [], []
+        said: list[tuple[str, int]] = []
+        for text in message.texts():
+            before = (said or pieces or [("", 0)])[-1][0]
+            said.append((digest(before + text), -(-len(text) // CHARACTERS_A_TOKEN)))
+        if message.role != "assistant":
+            think_s = message.delay_seconds
+        elif not pieces:
+            skip(broken, ConfigError(f"{place}: an assistant answers before anybody asked"))
+        else:
+            found.append(
+                TracedRequest(
+                    session=name,
+                    turn=len(found),
+                    pieces=tuple(pieces),
+                    output_tokens=sum(count for _, count in said),
+                    think_s=think_s if found else 0.0,
+                )
+            )
+        pieces += said
+    if found:
+        yield found

@@ -1,0 +1,203 @@
+"""Replays a trace against a cache of a capacity: any policy, request by request.
+
+A request finds the prefix of its blocks that is held, uses it, and then stores the rest, in order,
+evicting leaves for room as the store does (`headstart.index`, `headstart.room`): never what it just
+hit, and where too little may go, the end of its prompt is not stored. `lru` and `fifo` are the
+store's own objects behind the store's own queue of leaves. One request is served at a time.
+
+    lfu      fewest hits first, then the oldest use: what was popular once stays. Only simulated
+    sieve    Zhang et al. 2024 over leaves: `headstart.tuner.sieve`. Only simulated
+    optimal  knows the future: what is used next the latest goes, or is not stored at all. No policy
+             has more block hits: see `optimal_hits`
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+
+import numpy as np
+
+from headstart.errors import ConfigError
+from headstart.policies import POLICIES, EvictionPolicy, LeafQueue, make_policy
+from headstart.tuner.curve import Rates
+from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
+from headstart.tuner.sieve import sieve_hits
+
+
+class LfuPolicy:
+    """Evicts the leaf with the fewest hits, of those the one whose last use is oldest."""
+
+    name = "lfu"
+    _CLOCK_BITS = 40
+
+    def on_insert(self, *, clock: int, block_nbytes: int) -> int:
+        """No hit yet, and the present."""
+        return clock
+
+    def on_hit(self, *, priority: int, clock: int, block_nbytes: int) -> int:
+        """One hit more, and the present."""
+        return ((priority >> self._CLOCK_BITS) + 1) << self._CLOCK_BITS | clock
+
+    def on_evict(self, *, priority: int) -> None:
+        """Nothing to learn."""
+
+
+def names() -> tuple[str, ...]:
+    """Of all that can be simulated."""
+    return (*POLICIES, "lfu", "sieve", "optimal")
+
+
+def simulate(
+    recorded: Recorded, name: str, capacity_blocks: int, advance: Advance = lambda done: None
+) -> Ints:
+    """Blocks of each request that are hits, a prefix of it. Raises ConfigError."""
+    if capacity_blocks < 0:
+        raise ConfigError(f"a capacity of {capacity_blocks} blocks is below none")
+    if name == "sieve":
+        return sieve_hits(recorded, capacity_blocks, advance)
+    if name == "optimal":
+        return optimal_hits(recorded, capacity_blocks, advance)
+    if name not in names():
+        raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
+    policy = LfuPolicy() if name == "lfu" else make_policy(name)
+    return policy_hits(recorded, policy, capacity_blocks, advance)
+
+
+def rates(recorded: Recorded, hits: Ints, first_request: int = 0) -> Rates:
+    """What `simulate` gave as shares, of the requests from `first_request` on."""
+    tokens = recorded.prefix_tokens(hits)[first_request:]
+    return Rates(
+        block_hit=int(hits[first_request:].sum())
+        / max(1, int(recorded.lengths[first_request:].sum())),
+        token_hit=int(tokens.sum()) / max(1, int(recorded.input_tokens[first_request:].sum())),
+    )
+
+
+def policy_hits(
+    recorded: Recorded, policy: EvictionPolicy, capacity_blocks: int, advance: Advance
+) -> Ints:
+    """`simulate` with a policy that gives priorities."""
+    cache = _Cache(recorded.parent, policy, capacity_blocks, recorded.block_size)
+    found = np.zeros(len(recorded), np.int32)
+    for number, blocks in each_request(recorded, advance):
+        found[number] = held = cache.use(blocks)
+        if held < len(blocks):
+            cache.store(blocks, held)
+    return found
+
+
+class _Cache:
+    """Held blocks, as the store's index keeps them; blocks all have one size."""
+
+    def __init__(self, parent: Ints, policy: EvictionPolicy, capacity: int, size: int) -> None:
+        self._policy, self._free, self._size = policy, capacity, size
+        self._parent = parent.tolist()
+        self._is_held = bytearray(len(parent))
+        self._num_children = array("i", bytes(4 * len(parent)))
+        self._priority = array("q", bytes(8 * len(parent)))
+        self._queue = LeafQueue(self._candidate)
+        self._clock = 0
+        self._pinned = NO_PARENT
+        """The last block that a request hit: those before it have a child, so they stay anyway."""
+
+    def _candidate(self, block: int) -> int | None:
+        if not self._is_held[block] or self._num_children[block] or block == self._pinned:
+            return None
+        return self._priority[block]
+
+    def use(self, blocks: list[int]) -> int:
+        """Length of the prefix that is held; counts as a use of it."""
+        self._clock += 1
+        is_held, priority, on_hit = self._is_held, self._priority, self._policy.on_hit
+        clock, size = self._clock, self._size
+        held = 0
+        for block in blocks:
+            if not is_held[block]:
+                break
+            priority[block] = on_hit(priority=priority[block], clock=clock, block_nbytes=size)
+            held += 1
+        return held
+
+    def store(self, blocks: list[int], held: int) -> None:
+        """Store what is behind the held prefix, as far as there is room."""
+        self._pinned = blocks[held - 1] if held else NO_PARENT
+        new = blocks[held:]
+        while self._free < len(new):
+            coldest = self._queue.coldest()
+            if coldest is None:
+                break
+            self._evict(*coldest)
+        new = new[: self._free]
+        self._clock += 1
+        for block in new:
+            self._is_held[block] = 1
+            self._priority[block] = self._policy.on_insert(
+                clock=self._clock, block_nbytes=self._size
+            )
+            above = self._parent[block]
+            if above != NO_PARENT:
+                self._num_children[above] += 1
+        self._free -= len(new)
+        pinned, self._pinned = self._pinned, NO_PARENT
+        for block in (*new[-1:], pinned):
+            if block != NO_PARENT and not self._num_children[block]:
+                self._queue.offer(block, self._priority[block])
+
+    def _evict(self, priority: int, block: int) -> None:
+        self._policy.on_evict(priority=priority)
+        self._is_held[block] = 0
+        self._free += 1
+        above = self._parent[block]
+        if above != NO_PARENT:
+            self._num_children[above] -= 1
+            if not self._num_children[above] and above != self._pinned:
+                self._queue.offer(above, self._priority[above])
+
+
+def optimal_hits(recorded: Recorded, capacity_blocks: int, advance: Advance) -> Ints:
+    """Hits of a cache that knows the future (Belady 1966, with the choice not to store).
+
+    After each request the blocks stay that are used again the soonest. Each stay, from one use to
+    the next, takes one place; of stays that are too many at once the one that ends last is given
+    up, which leaves the most (interval scheduling). A parent is used no later than its child, so
+    with ties broken by depth what stays are whole prefixes, and the last of them is a leaf.
+    """
+    depth_bits = int(recorded.lengths.max(initial=0)).bit_length()
+    rank = _next_uses(recorded) << depth_bits
+    is_last = rank < 0
+    lengths = recorded.lengths
+    rank += np.arange(len(rank)) - np.repeat(recorded.starts[:-1], lengths)
+    rank[is_last] = -1
+    starts = recorded.starts.tolist()
+    kept = [-1] * len(recorded.parent)  # the rank of a held block
+    heap: list[tuple[int, int]] = []
+    num_held = 0
+    found = np.zeros(len(recorded), np.int32)
+    for number, blocks in each_request(recorded, advance):
+        ranks = rank[starts[number] : starts[number + 1]].tolist()
+        held = 0
+        while held < len(blocks) and kept[blocks[held]] >= 0:
+            held += 1
+        found[number] = held
+        for index, (block, rank_now) in enumerate(zip(blocks, ranks, strict=True)):
+            num_held += (rank_now >= 0) - (index < held)
+            kept[block] = rank_now
+            if rank_now >= 0:
+                heapq.heappush(heap, (-rank_now, block))
+        while num_held > capacity_blocks:
+            negative, block = heapq.heappop(heap)
+            if kept[block] == -negative:  # else it was used since
+                kept[block] = -1
+                num_held -= 1
+    return found
+
+
+def _next_uses(recorded: Recorded) -> Ints:
+    """The number of the request that uses each reference's block next; -1: none does."""
+    by_block = np.argsort(recorded.blocks, kind="stable")
+    request = np.repeat(np.arange(len(recorded), dtype=np.int64), recorded.lengths)[by_block]
+    is_same = recorded.blocks[by_block[1:]] == recorded.blocks[by_block[:-1]]
+    found = np.full(len(by_block), -1, np.int64)
+    found[by_block[:-1][is_same]] = request[1:][is_same]
+    return found

@@ -1,0 +1,102 @@
+"""`headstart plan`: what is printed, written and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from headstart.cli.main import main
+
+MODEL = ("--model", "llama-3.1-8b")
+
+
+def ended(capsys, *args):
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *args])
+    return end.value.code, capsys.readouterr()
+
+
+def test_the_table_and_the_formulas(capsys):
+    code, printed = ended(capsys, *MODEL)
+    assert code == 0
+    assert re.search(r"KV of one more token +128 KiB", printed.out)
+    assert "formula" not in printed.out
+    code, printed = ended(capsys, *MODEL, "--explain")
+    assert "(32 attention layers x 2048) elements x 16 bits of bfloat16 / 8" in printed.out
+    assert "Micron 9400" in printed.out
+
+
+def test_the_document(capsys):
+    code, printed = ended(capsys, *MODEL, "--bandwidth", "10GB", "--kv-dtype", "fp8", "--json", "-")
+    found = json.loads(printed.out)
+    values = {each["key"]: each["value"] for each in found["answers"]}
+    assert (code, found["schema"]) == (0, "headstart.plan/1")
+    assert values["kv_token_nbytes"] == 65536
+    assert values["read_bytes_per_s"] == 10e9
+    assert all(each["formula"] for each in found["answers"])
+
+
+def test_the_page_needs_nothing_else(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "plan.html"
+    code, _ = ended(capsys, *MODEL, "--html", str(page))
+    text = page.read_text()
+    assert code == 0
+    assert text.count("<svg viewBox") == 3
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text)
+
+
+def test_a_hardware_file_and_options_over_it(capsys, tmp_path):
+    path = tmp_path / "hardware.toml"
+    path.write_text('gpu = "b200"\ndrive = "nvme-gen5"\nnum_drives = 2\n')
+    args = (*MODEL, "--hardware", str(path), "--num-drives", "1", "--json", "-")
+    _, printed = ended(capsys, *args)
+    found = json.loads(printed.out)
+    assert found["machine"]["gpu"].startswith("NVIDIA B200")
+    assert {e["key"]: e["value"] for e in found["answers"]}["read_bytes_per_s"] == 14e9
+
+
+def test_measured_prefills_are_used(capsys):
+    args = (*MODEL, "--context", "2048", "--prefill", "1024=1,4096=4.6", "--json", "-")
+    _, printed = ended(capsys, *args)
+    values = {e["key"]: e["value"] for e in json.loads(printed.out)["answers"]}
+    assert values["prefill_s"] == pytest.approx(2.1, rel=0.03)
+
+
+def test_the_reference_says_what_it_missed(capsys):
+    code, printed = ended(capsys, "reference", "--explain")
+    assert code == 1
+    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 3
+    assert "fitted to" in printed.out
+    code, printed = ended(capsys, "reference", "--json", "-")
+    assert json.loads(printed.out)["schema"] == "headstart.plan.reference/1"
+
+
+@pytest.mark.parametrize(("command", "word"), [("break-even", "SmolLM2"), ("presets", "mi308x")])
+def test_tables(capsys, command, word):
+    code, printed = ended(capsys, command)
+    assert (code, word in printed.out) == (0, True)
+    _, printed = ended(capsys, command, "--json", "-")
+    assert json.loads(printed.out)["schema"].startswith("headstart.plan.")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "--model is missing"),
+        (("--model", "gpt-9"), "nor one of deepseek-v3"),
+        ((*MODEL, "--bandwidth", "0GB"), "at no bandwidth nothing loads"),
+        ((*MODEL, "--context", "1000k"), "has at most 131072"),
+        ((*MODEL, "--mfu", "0"), "mfu is 0"),
+        ((*MODEL, "--prefill", "x"), "write tokens=seconds"),
+        ((*MODEL, "--prefill", "0=1"), "cannot be"),
+        ((*MODEL, "--hit-share", "2"), "--hit-share"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_supply(capsys, args, message):
+    code, printed = ended(capsys, *args)
+    assert code == 2
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
