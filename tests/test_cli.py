@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import resource
 import subprocess
 import sys
 
@@ -229,3 +231,55 @@ def test_what_there_is_so_far_is_saved_whole(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         render.save({"schema": "x/1", "nan": float("nan")}, str(path))
     assert json.loads(path.read_text()) == {"schema": "x/1"}, "what was there stays"
+
+
+def test_a_result_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "result.json"
+    render.check_target(str(path))
+    assert not list(tmp_path.iterdir()), "it was only looked at"
+    render.save({"schema": "x/1"}, str(path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written: File too large"):
+            render.save({"schema": "x/1", "text": "x" * 2000}, str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert json.loads(path.read_text()) == {"schema": "x/1"}, "what was there stays"
+    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
+    with pytest.raises(ConfigError, match="Is a directory"):
+        render.check_target(str(tmp_path))
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "not there yet.json")
+    render.check_target(str(link))
+    assert link.is_symlink()
+
+
+def test_a_pipe_gets_only_the_whole(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    render.check_target(str(pipe))
+    render.save({"schema": "x/1", "runs": [1]}, str(pipe))
+    render.publish({"schema": "x/1", "runs": [1, 2]}, str(pipe), lambda: None)
+    assert json.loads(os.read(reader, 1000)) == {"schema": "x/1", "runs": [1, 2]}
+    os.close(reader)
+
+
+def test_what_others_wrote_moves_no_cursor(capsys):
+    render.print_table(COLUMNS, [("\x1b[2Jgone\r\n", "1")])
+    render.print_error("it says \x1b[31mred\x07")
+    printed = capsys.readouterr()
+    assert " [2Jgone" in printed.out
+    assert printed.err == "headstart: it says  [31mred\n"
+    assert not {"\x1b", "\r", "\x07"} & set(printed.out + printed.err)
+
+
+def test_a_result_is_written_though_it_cannot_be_shown(tmp_path):
+    def show():
+        raise BrokenPipeError
+
+    path = tmp_path / "result.json"
+    with pytest.raises(BrokenPipeError):
+        render.publish({"schema": "x/1"}, str(path), show)
+    assert json.loads(path.read_text()) == {"schema": "x/1"}

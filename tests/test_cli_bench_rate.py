@@ -83,10 +83,25 @@ def test_a_client_that_sends_late_ends_the_search(server, capsys, monkeypatch):
 
 def test_a_server_that_answers_nothing_meets_nothing(server, capsys):
     server.status = 429
-    words = ("--slo", "ttft=1s", "--requests", "2", "--first-rate", "50", "--max-trials", "2")
+    words = ("--slo", "ttft=1s", "--requests", "2", "--first-rate", "50")
     code, printed = ended(capsys, "--url", server.url, *LOAD, *words)
     assert code == 1
-    assert "no rate met the SLO; 2 trials were made" in printed.out
+    assert "no rate met the SLO; requests that were alone at the server missed it" in printed.out
+    assert printed.out.count("missed") == 2, "the only trial, and the answer"
+
+
+def test_trials_are_kept_one_by_one(server, capsys, monkeypatch, tmp_path):
+    path, found = tmp_path / "rate.json", []
+    measure = bench_serve.measure
+
+    def looked(*args):
+        found.append(len(json.loads(path.read_text())["runs"]) if path.exists() else 0)
+        return measure(*args)
+
+    monkeypatch.setattr(bench_serve, "measure", looked)
+    words = ("--slo", "ttft=9s", "--requests", "3", "--first-rate", "50", "--max-trials", "3")
+    ended(capsys, "--url", server.url, *LOAD, *words, "--json", str(path))
+    assert found == [0, 1, 2]
 
 
 def test_what_was_found_until_an_interrupt_is_kept(server, capsys, monkeypatch):
@@ -128,7 +143,7 @@ def trace_file(folder, num):
 
 
 def test_a_trial_takes_of_a_trace_what_it_needs(server, capsys, tmp_path):
-    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 4}
+    usage = {"prompt_tokens": SALT_TOKENS + 4, "completion_tokens": 2}
     server.events = [chunk("a"), {"choices": [], "usage": usage}, "[DONE]"]
     words = (
         *("--workload", "trace", "--trace", str(trace_file(tmp_path, 30)), "--url", server.url),
@@ -149,6 +164,9 @@ def test_a_trial_takes_of_a_trace_what_it_needs(server, capsys, tmp_path):
         ((), "name with --slo what requests have to meet"),
         (("--slo", ""), "name with --slo what requests have to meet"),
         (("--slo", "ttft=1s", "--precision", "0"), "a precision of 0.0"),
+        (("--slo", "ttft=1s", "--first-rate", "1e300"), "too large to be held in memory"),
+        (("--slo", "ttft=1s", "--seconds", "inf"), "--seconds"),
+        (("--slo", "ttft=1s", "--arm", "a/b"), "the name 'a/b' must be letters, digits"),
         (("--slo", "ttft=1s", "--slo-share", "often"), "--slo-share 'often' is no share"),
         (("--slo", "ttft=1s", "--workload", "ragg"), "workload 'ragg' is unknown"),
         (("--slo", "ttft=1s", "--html", "/proc/none/x"), "--html /proc/none/x"),

@@ -56,6 +56,23 @@ def test_failed_requests_are_in_the_result_and_the_exit_code(server, capsys):
     assert "HTTP 429" in printed.out
 
 
+def test_a_url_may_be_that_of_other_tools_and_an_error_may_be_anything(server, capsys):
+    server.status, server.text = 503, "\x1b[31mgone\r\n\nfor good"
+    code, printed = ended(capsys, "--url", f"{server.url}/v1/", *LOAD)
+    assert code == 1
+    assert "HTTP 503:  [31mgone   for good" in printed.out, "and no escape"
+
+
+def test_an_interrupt_leaves_no_file_of_nothing(server, capsys, tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headstart.bench.campaign.run_campaign", interrupted)
+    path = tmp_path / "run.json"
+    code, _ = ended(capsys, "--url", server.url, *LOAD, "--json", str(path))
+    assert (code, path.exists()) == (130, False)
+
+
 def test_an_slo_is_told_and_a_page_is_written(server, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     page = tmp_path / "page.html"
@@ -91,6 +108,9 @@ def test_a_page_of_nothing_is_refused_but_the_run_is_kept(server, capsys, tmp_pa
         (("--workload", "ragg"), "workload 'ragg' is unknown; known: "),
         (("--rate", "1", "--concurrency", "2"), "name one"),
         (("--sessions", "0"), "greater than or equal to 1"),
+        (("--sessions", "99999999999999"), "too large to be held in memory"),
+        (("--salt", ""), "--salt is empty"),
+        (("--arm", "a/b"), "the name 'a/b' must be letters, digits"),
     ],
 )
 def test_wrong_usage_ends_with_2(capsys, words, message):
@@ -117,7 +137,7 @@ def trace(tmp_path):
 
 
 def test_a_trace_is_sent_at_its_times_by_several_processes(server, trace, capsys, tmp_path):
-    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 12}
+    usage = {"prompt_tokens": SALT_TOKENS + 12, "completion_tokens": 2}
     server.events[2] = {"choices": [], "usage": usage}
     path = tmp_path / "run.json"
     words = (*trace, "--trace-time", "--time-scale", "0.5", "--processes", "2", "--json", str(path))
@@ -148,7 +168,7 @@ def test_a_warm_up_does_not_pause(server, capsys, tmp_path):
     ]
     path.write_text(json.dumps({"id": "one", "requests": requests}))
     words = ("--workload", "agentic", "--trace", str(path), "--json", "-")
-    usage = {**USAGE["usage"], "prompt_tokens": SALT_TOKENS + 64}
+    usage = {"prompt_tokens": SALT_TOKENS + 64, "completion_tokens": 2}
     server.events[2] = {"choices": [], "usage": usage}
     started = time.monotonic()
     code, printed = ended(capsys, "--url", server.url, *words)

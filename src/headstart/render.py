@@ -35,6 +35,7 @@ def print_table(
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"row {row!r} must have {len(columns)} cells")
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(columns, rows, title)
         return
@@ -42,6 +43,11 @@ def print_table(
         print(title)
     for line in plain_lines(columns, rows):
         print(line)
+
+
+def printable(text: str) -> str:
+    """What others wrote, such as a server's error, as one line that moves no terminal's cursor."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def plain_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -74,7 +80,7 @@ def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], title:
 
 def print_error(message: str) -> None:
     """Print `message` to stderr, as one line."""
-    parts = (line.strip() for line in message.splitlines())
+    parts = (printable(line).strip() for line in message.splitlines())
     print("headstart:", "; ".join(part for part in parts if part), file=sys.stderr)
 
 
@@ -97,14 +103,19 @@ def progress(title: str) -> Iterator[Advance]:
 def check_target(target: str | None, *, option: str = "--json") -> None:
     """Find out now whether a result can be written: before work that takes long.
 
-    Raises ConfigError.
+    Nothing is left behind. Raises ConfigError.
     """
     if target in (None, "-"):
         return
     path = Path(str(target))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_stream(path):
+            return  # opened twice, it would end for its reader
+        is_new = not os.path.lexists(path)
         path.open("a").close()
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
@@ -119,22 +130,22 @@ def publish(
     """
     if "schema" not in document:
         raise ValueError("a JSON document must name its schema")
-    if json_target != "-":
-        show()
-    if json_target is None:
-        return
     if json_target == "-":
         sys.stdout.write(_text(document))
         return
-    save(document, json_target)
+    try:
+        show()
+    finally:  # also where nobody reads stdout any more
+        if json_target is not None:
+            write_text(Path(json_target), _text(document))
 
 
 def save(document: Mapping[str, object], json_target: str | None) -> None:
-    """Write what there is so far, if `--json` names a file.
+    """Write what there is so far, if `--json` names a file; a pipe gets only the whole.
 
     Raises ConfigError when it cannot be written.
     """
-    if json_target not in (None, "-"):
+    if json_target not in (None, "-") and not _is_stream(Path(str(json_target))):
         write_text(Path(str(json_target)), _text(document))
 
 
@@ -146,13 +157,22 @@ def write_text(path: Path, text: str, *, option: str = "--json") -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and not path.is_symlink() and os.access(path.parent, os.W_OK):
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+        is_ours = path.is_file() or not os.path.lexists(path)
+        if is_ours and not path.is_symlink() and os.access(path.parent, os.W_OK):
+            try:
+                part.write_text(text, encoding="utf-8")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
         else:  # a pipe, a device, a link to what is elsewhere
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe, a device or the like."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _text(document: Mapping[str, object]) -> str:

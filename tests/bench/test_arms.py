@@ -78,6 +78,8 @@ def test_any_servers_command_is_an_arm():
         (["a="], MODEL, "'' is none of"),
         (["a b=none"], MODEL, "the name 'a b' must be letters, digits"),
         (["../x=none"], MODEL, "the name '../x' must be"),
+        (["-a=none"], MODEL, "begin with a letter or digit"),
+        (["a\x1b[31m=none"], MODEL, "must be letters, digits"),
         (["=none"], MODEL, "the name '' must be"),
         ([f"{'a' * 61}=none"], MODEL, "at most 60"),
         (["a=none", "b=gpu-prefix", "a=headstart"], MODEL, "--arm a is there twice"),

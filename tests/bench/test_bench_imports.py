@@ -148,6 +148,37 @@ BOTH = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"block_size": 0}, "blocks of 0 tokens"),
+        ({"simulated_hit_rate": 1.5}, "a hit rate of 1.5"),
+        ({"cached_tokens": -1}, "-1 tokens of a prompt of 100 were cached"),
+        ({"cached_tokens": 101}, "101 tokens of a prompt of 100 were cached"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused(tmp_path, run, changed, message):
+    made = msgspec.to_builtins(run())
+    first = made["requests"][0]
+    (first if "cached_tokens" in changed else made).update(changed)
+    with pytest.raises(ConfigError, match=message):
+        read_runs(written(tmp_path, made))
+
+
+def test_another_tool_may_count_a_prompt_otherwise(tmp_path, run):
+    made = msgspec.to_builtins(run(tool="aiperf"))
+    made["requests"][0]["cached_tokens"] = 101
+    assert read_runs(written(tmp_path, made))[0].requests[0].cached_tokens == 101
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}\n" + "[" * 100_000])
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path, text):
+    path = tmp_path / "deep.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="deep"):
+        read_runs(path)
+
+
 def test_a_campaign_has_runs_to_choose_from(tmp_path, run):
     path = campaign(tmp_path, run, *BOTH)
     assert len(read_runs(path)) == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from itertools import pairwise
 
 import pytest
@@ -111,7 +112,21 @@ BAD = {
         {"events": [chunk("a"), {"usage": {"prompt_tokens": 4}}, "[DONE]"]},
         "usage makes no sense",
     ),
-    "endless line": ({"events": ["x" * (1 << 20)]}, ""),
+    "endless line": ({"events": ["x" * (1 << 20)]}, "an event is no JSON"),
+    "deep": ({"events": ["[" * 50_000]}, "an event is no JSON"),
+    **{
+        f"usage of {told}": (
+            {"events": [chunk("a"), {"usage": {"prompt_tokens": 4, **told}}, "[DONE]"]},
+            "usage makes no sense",
+        )
+        for told in (
+            *({"completion_tokens": count} for count in (True, -1, 4, 1.5)),
+            *(
+                {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": count}}
+                for count in (-1, 5, "2")
+            ),
+        )
+    },
 }
 
 
@@ -132,7 +147,13 @@ def test_a_server_that_is_not_there_or_is_another_is_refused(server):
         asyncio.run(drive([ask()], Target(url="http://127.0.0.1:9"), Pace(concurrency=1)))
     with pytest.raises(ConfigError, match="has no model 'other'; it has: model"):
         asyncio.run(drive([], Target(url=server.url, model="other"), Pace(concurrency=1)))
-    for models, message in ((503, "answers 503: busy"), ({"data": 5}, "is no list of models")):
+    several = {"data": [{"id": name} for name in "ab"]}
+    for models, message in (
+        (503, f"^{server.url}/v1/models answers 503: busy"),
+        ({"data": 5}, "is no list of models"),
+        ({"data": []}, "has no models"),
+        (several, "has several models, name one: a, b"),
+    ):
         server.models = models
         with pytest.raises(ConfigError, match=message):
             driven(server, [ask()])
@@ -192,3 +213,39 @@ def test_a_run_tells_how_it_was_sent_and_no_more():
     assert Pace(rate=2.0, seed=3).told() == {"rate": 2.0, "concurrency": None}
     told = Pace(is_timed=True, processes=2).told()
     assert told == {"rate": None, "concurrency": None, "trace_time": 1.0, "processes": 2}
+
+
+def test_a_prompt_that_comes_back_with_its_answer_may_be_long(server):
+    server.events = [chunk("a", prompt_token_ids=[29_999] * 200_000), USAGE, "[DONE]"]
+    assert driven(server, [ask()])[0][0].error is None
+
+
+def test_what_follows_the_end_of_an_answer_is_not_waited_for(server):
+    server.events = [chunk("a"), USAGE, "[DONE]", chunk("late"), "no json"]
+    (request,), _ = driven(server, [ask()])
+    assert (request.error, request.latency_s) == (None, request.ttft_s)
+    server.events = [chunk("a"), USAGE, "[DONE]", "wait"]
+    (request,), seconds = driven(server, [ask()])
+    assert request.error is None
+    assert seconds < SOON
+
+
+def test_a_server_that_hangs_before_it_lists_its_models_is_given_up(server):
+    server.models = "wait"
+    with pytest.raises(ConfigError, match=r"does not list its models within 0\.1 s"):
+        asyncio.run(drive([ask()], Target(url=server.url, timeout_s=0.1), Pace(concurrency=1)))
+
+
+def test_more_at_once_than_there_are_sessions_is_no_more_work(server):
+    requests, _ = driven(server, [ask(0), ask(1)], concurrency=10**12)
+    assert [request.error for request in requests] == [None, None]
+
+
+def test_connections_may_be_more_than_a_shell_allows_at_first(server):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        driven(server, [ask()])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

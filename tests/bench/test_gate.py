@@ -159,6 +159,31 @@ def test_what_is_not_told_is_not_checked_and_no_veto(baseline, candidate):
     assert len(found.not_checked) == 10
 
 
+def test_answers_that_only_one_arm_tells_are_not_compared(baseline, candidate):
+    half = [
+        replaced(each, requests=each.requests[:20] + with_requests(each, output=None).requests[20:])
+        for each in candidate
+    ]
+    found = judge(baseline, half, DEMANDS)
+    assert "whether both arms answer alike: only 100 of 200 answers are told by both" in (
+        found.not_checked
+    )
+
+
+def test_a_hit_rate_of_blocks_as_long_as_prompts_is_not_checked(baseline, candidate):
+    warm = [with_requests(replaced(each, block_size=200), cached_tokens=99) for each in candidate]
+    found = judge(baseline, warm, DEMANDS)
+    assert "hit rate against the simulated one" in found.not_checked
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.25, 0.5])
+def test_a_ratio_that_is_the_bound_itself_is_not_decided_by_more_pairs(run, drop):
+    before = runs(run, [1.0] * 5)
+    after = runs(run, [1.0 - drop] * 5, seed=10)
+    found = judge(before, after, Demands(slo=SLO, throughput_gain=0.0, ttft_drop=drop))
+    assert (found.verdict, found.pairs_needed) == (Verdict.INCONCLUSIVE, None)
+
+
 # -------------------------------------------------------------------------- what is not compared
 
 
@@ -168,7 +193,9 @@ def test_runs_that_do_not_belong_together_are_refused(run, baseline, candidate):
     asked = [replaced(each, prompts="others") for each in candidate]
     vllm = [replaced(each, tool="vllm") for each in candidate]
     slower = [replaced(each, pace={"rate": None, "concurrency": 2.0}) for each in candidate]
-    salts = [[replaced(each, salt=salt) for each in candidate] for salt in ("a", "b")]
+    steady = [replaced(each, phase="steady") for each in candidate]
+    again = [replaced(candidate[0], arm=f"{n}", round=n) for n in range(5)]
+    same = [replaced(each, salt="a") for each in candidate]
     for wrong, message in (
         (candidate[:4], "5 runs of the baseline and 4"),
         (other, "sent 40 and 41 requests"),
@@ -177,14 +204,19 @@ def test_runs_that_do_not_belong_together_are_refused(run, baseline, candidate):
         (slower, "sent at different paces"),
         ([candidate[0], *candidate[:4]], "a run is there twice"),
         (vllm, r"several tools \(headstart, vllm\)"),
+        (steady, r"different phases \(\(none\), steady\)"),
+        (again, "a run is there twice"),
     ):
         with pytest.raises(ConfigError, match=message):
             judge(baseline, wrong, DEMANDS)
     with pytest.raises(ConfigError, match="two pairs have the same salt"):
-        judge([replaced(each, salt="a") for each in baseline], salts[0], DEMANDS)
+        judge([replaced(each, salt="a") for each in baseline], same, DEMANDS)
+    with pytest.raises(ConfigError, match="two pairs have the same salt"):
+        judge(baseline, same, DEMANDS)
     salted = [replaced(each, salt=f"{n}") for n, each in enumerate(baseline)]
+    others = [replaced(each, salt=f"other {n}") for n, each in enumerate(candidate)]
     with pytest.raises(ConfigError, match="different salts"):
-        judge(salted, salts[1], DEMANDS)
+        judge(salted, others, DEMANDS)
     with pytest.raises(ConfigError, match="at least 2 are needed"):
         judge(baseline[:1], candidate[:1], DEMANDS)
 

@@ -117,7 +117,13 @@ def test_hits_are_those_of_the_longest_common_start(texts, block):
         ("rag", Shape(sessions=0), "at least 1"),
         ("rag", Shape(shared_tokens=-1), "not negative"),
         ("rag", Shape(think_s=float("nan")), "thinking for nan s"),
-        ("rag", Shape(vocabulary=7), "a vocabulary of 7 tokens is too small"),
+        ("rag", Shape(think_s=1e300), "0 to 1e\\+09 s are possible"),
+        ("rag", Shape(vocabulary=7), "a vocabulary of 7 tokens; it has 30 to"),
+        ("rag", Shape(vocabulary=10**30), "it has 30 to 2147483648"),
+        ("multi-turn", Shape(sessions=10**14), "too large to be held in memory"),
+        ("multi-turn", Shape(turns=10**6), "too large to be held in memory"),
+        ("unique", Shape(output_tokens=10**30), "too large to be held in memory"),
+        ("rag", Shape(documents=10**12), "too large to be held in memory"),
     ],
 )
 def test_what_makes_no_load_is_refused(workload, shape, message):

@@ -120,8 +120,9 @@ def test_a_client_that_dies_ends_the_run(server):
     assert active_children() == []
 
 
-def test_an_interrupt_ends_all_of_them(server):
-    server.delay_s = 1.0
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_all_of_them(server, number):
+    server.delay_s = 10 * SOON  # no client hears of it by what it sends
     words = [
         *(sys.executable, "-m", "headstart", "bench", "serve", "--url", server.url),
         *("--sessions", "4", "--concurrency", "4", "--processes", "2", "--warm-up", "0"),
@@ -134,7 +135,10 @@ def test_an_interrupt_ends_all_of_them(server):
         while server.num_running < 4 and time.monotonic() < until:
             time.sleep(0.01)
         assert server.num_running == 4, "all clients send"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
         _, errors = process.communicate(timeout=SOON)
         assert process.returncode not in (0, None)
         assert "Traceback" not in errors

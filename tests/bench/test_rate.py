@@ -95,6 +95,27 @@ def test_an_invalid_trial_ends_it_with_what_is_known():
     assert why_ended(trials[:2], Plan()) == "interrupted"
 
 
+def test_lower_rates_are_not_tried_where_requests_alone_miss(run):
+    """Of 41 requests, in 400 s, half are slower than 1 s; 0.1 are at once on average."""
+    plan, made = Plan(least_share=0.9), run(1.0, count=41, duration_s=400.0)
+
+    def ended(slo="ttft=1s", **changed):
+        trials = [judge_trial(2.0, msgspec.structs.replace(made, **changed), parse_slo(slo), 0.9)]
+        return trials[0].outcome, next_rate(trials, plan), why_ended(trials, plan)
+
+    outcome, rate, why = ended()
+    assert (outcome, rate) == (Outcome.MISSED, None)
+    assert "lower rates would not help" in why
+    assert ended(duration_s=60.0)[1] == 1.0, "they may have met each other"
+    assert ended("ttft=100s")[1] == 4.0
+    failed = tuple(
+        msgspec.structs.replace(r, error="HTTP 503", ttft_s=None, latency_s=None) if n % 2 else r
+        for n, r in enumerate(made.requests)
+    )
+    assert ended("ttft=100s", requests=failed)[1] == 1.0, "a lower rate may fail less"
+    assert ended("ttft=100s", requests=failed, duration_s=4000.0)[1] is None
+
+
 def test_a_trial_is_judged_by_its_requests(run):
     slo = parse_slo("ttft=1s")
     made = run(1.0, count=41)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headstart.bench import load
 from headstart.bench.load import SALT_TOKENS, Shape, fingerprint, salted, theoretical_hits
 from headstart.bench.traces import Cut, asks_of, load_trace
 from headstart.errors import ConfigError
@@ -154,6 +155,7 @@ def test_token_ids_are_sent_as_they_are_where_they_fit(file):
         ({"scale_tokens": float("nan")}, "more than 0 and at most 1: nan"),
         ({"time_scale": -1.0}, "times cannot be scaled by -1.0"),
         ({"time_scale": float("inf")}, "times cannot be scaled by inf"),
+        ({"time_scale": 1e300}, "times cannot be scaled by 1e"),
         ({"limit": 0}, "limit is at least 1"),
     ],
 )
@@ -167,8 +169,15 @@ def test_what_makes_no_load_is_refused(file):
         loaded(file(MOONCAKE), "agentic")
     with pytest.raises(ConfigError, match="'rag' is not read from a trace"):
         loaded(file(MOONCAKE), "rag")
-    with pytest.raises(ConfigError, match="a vocabulary of 7 tokens is too small"):
+    with pytest.raises(ConfigError, match="a vocabulary of 7 tokens"):
         loaded(file(MOONCAKE), shape=Shape(vocabulary=7))
+
+
+def test_a_trace_that_cannot_be_held_is_refused(file, monkeypatch):
+    monkeypatch.setattr(load, "MAX_TOKENS", 40)
+    assert len(loaded(file(MOONCAKE[:2]), block_size=8)) == 2
+    with pytest.raises(ConfigError, match="too large to be held in memory"):
+        loaded(file(MOONCAKE), block_size=8)
 
 
 # ------------------------------------------------------------------- the real ones, where they are

@@ -36,6 +36,7 @@ class Server:
 
     def __init__(self):
         self.events, self.status, self.delay_s = GOOD, 200, 0.0
+        self.text = "Too Many Requests"
         self.slots = asyncio.Semaphore(10_000)
         self.kind = "text/event-stream"
         self.bodies, self.num_running, self.num_running_max = [], 0, 0
@@ -54,7 +55,7 @@ class Server:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/reset_prefix_cache", self._reset)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         self._loop.run_until_complete(runner.setup())
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
@@ -62,6 +63,10 @@ class Server:
         self._loop.run_until_complete(web.SockSite(runner, sock).start())
         self._ready.set()
         self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
 
@@ -69,6 +74,8 @@ class Server:
         self.num_models_left -= 1
         if self.num_models_left < 0:
             return web.Response(status=503, text="gone")
+        if self.models == "wait":
+            await asyncio.sleep(2 * SOON)
         if isinstance(self.models, int):
             return web.Response(status=self.models, text="busy")
         return web.json_response(self.models)
@@ -83,12 +90,14 @@ class Server:
         self.num_running_max = max(self.num_running_max, self.num_running)
         try:
             if self.status != 200:
-                return web.Response(status=self.status, text="Too Many Requests")
+                return web.Response(status=self.status, text=self.text)
             response = web.StreamResponse(headers={"Content-Type": self.kind})
             await response.prepare(request)
             async with self.slots:
                 for event in self.events:
                     await asyncio.sleep(self.delay_s)
+                    if event == "wait":
+                        await asyncio.sleep(2 * SOON)
                     if event == "cut":
                         request.transport.close()
                         return response

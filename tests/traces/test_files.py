@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 
 import pytest
@@ -133,6 +134,11 @@ def weka(number, **fields):
 WRONG = {
     "nothing": (b"\n\n", "is empty"),
     "no JSON": (b"timestamp,input\n1,2\n", "line 1, is not JSON"),
+    "deep": (b"[" * 100_000, "line 1, is not JSON: maximum recursion depth"),
+    "deep agents": (
+        b'{"id":"a","requests":' + b'[{"type":"subagent","requests":' * 5000,
+        "line 1, is not JSON: maximum recursion depth",
+    ),
     "no object": (b"[1]\n", "of no known kind .its keys: none.; known: Mooncake"),
     "others": (b'{"a": 1}\n', "of no known kind .its keys: a.; known: Mooncake"),
     "bailian": ([{"chat_id": 1, "timestamp": 1, "input_length": 1}], "line 1: .*`output_length`"),
@@ -140,6 +146,9 @@ WRONG = {
     "missing": ([{"timestamp": 1, "input_length": 1}], "line 1: .*`output_length`"),
     "length": (changed(MOONCAKE, 2, input_length=0), "line 3: Expected `int` >= 1"),
     "blocks": (changed(MOONCAKE, 0, input_length=40), "line 1: 3 hash ids .*--trace-block-size"),
+    "prompt": (changed(MOONCAKE, 0, input_length=10**15), "line 1: Expected `int` <= 16777216"),
+    "endless answer": (changed(MOONCAKE, 0, output_length=10**30), "line 1: "),
+    "time": (changed(MOONCAKE, 2, timestamp=1e300), r"line 3: a time of 1e\+300"),
     "times": (changed(MOONCAKE, 2, timestamp=3), "line 3: time 3.0 after 1250.0; sort"),
     "endless": (
         lines(MOONCAKE).replace(b"1250.5", b"1e999"),
@@ -325,3 +334,10 @@ def test_headstarts_own_form(file):
         requests(file(changed(HEADSTART, 1, **{"in": 99})))
     with pytest.raises(ConfigError, match=r"line 1: .*`block_size`"):
         requests(file([{"schema": "headstart.trace/1"}]))
+
+
+def test_a_pipe_cannot_be_read_twice(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is no file; a trace is read more than once"):
+        open_trace(pipe)

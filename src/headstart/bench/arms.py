@@ -90,11 +90,7 @@ def parse_arms(
 
 def _parse(text: str, vllm: Vllm, has_prefix_cache: bool | None) -> Arm:
     name, what = text.partition("=")[0], _what(text)
-    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
-        raise ConfigError(
-            f"--arm {text!r}: the name {name!r} must be letters, digits, '.', '_' and '-', at most "
-            f"{_MAX_NAME}"
-        )
+    check_name(name)
     if not _is_vllm(what):
         words = _command_words(name, what)
         return Arm(name=name, words=words, has_prefix_cache=has_prefix_cache)
@@ -108,6 +104,15 @@ def _parse(text: str, vllm: Vllm, has_prefix_cache: bool | None) -> Arm:
         words=(*served, *told, *chosen, *vllm.words),
         has_prefix_cache=_NO_CACHE not in chosen,
     )
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError where an arm cannot be called so: FILE#ARM/PHASE and folders name it."""
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+        raise ConfigError(
+            f"--arm: the name {name!r} must be letters, digits, '.', '_' and '-', at most "
+            f"{_MAX_NAME}, and begin with a letter or digit"
+        )
 
 
 def _what(text: str) -> str:

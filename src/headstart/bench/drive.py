@@ -9,9 +9,11 @@ session follow each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,12 @@ Advance = Callable[[int], None]
 Meet = Callable[[], float]
 """Waits for other clients, and gives the common start by `time.perf_counter`."""
 _MAX_ERROR = 200
+_REACH_S = 60.0
+_DRAIN_S = 1.0
+_NUM_FILES = 65_536
+_LINE_NBYTES = 64 << 20
+"""vLLM sends the prompt's token ids with the first event: a million of them are 8 MB."""
+_DONE = "[DONE]"
 _ARRIVALS_SEED = "arrivals"
 _GAP_DIGITS = 6
 """Microseconds: there is one of these numbers a token, in the file."""
@@ -122,6 +130,7 @@ async def drive(
     ConfigError where the server cannot be reached at all.
     """
     starts = starts_of(asks, pace) if starts is None else starts
+    _allow_files()
     try:
         import aiohttp
     except ModuleNotFoundError as error:
@@ -130,7 +139,7 @@ async def drive(
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
-        headers=headers, timeout=timeout, connector=connector
+        headers=headers, timeout=timeout, connector=connector, read_bufsize=_LINE_NBYTES
     ) as session:
         model, server = await _reach(session, target)
         body = {
@@ -149,12 +158,21 @@ async def drive(
         return await driver.closed_loop(pace.concurrency, started)
 
 
+def _allow_files() -> None:
+    """A connection a request in flight: more than the 1,024 files that a shell allows at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _NUM_FILES if hard == resource.RLIM_INFINITY else min(_NUM_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, str]:
     """The models that a server has, and what serves each. Raises ConfigError."""
     import aiohttp
 
+    limit = aiohttp.ClientTimeout(total=min(_REACH_S, target.timeout_s))
     try:
-        async with session.get(f"{target.url}/v1/models") as response:
+        async with session.get(f"{target.url}/v1/models", timeout=limit) as response:
             if response.status != 200:
                 raise ConfigError(
                     f"{target.url}/v1/models answers {response.status}: "
@@ -162,16 +180,29 @@ async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, s
                 )
             found = (await response.json())["data"]
             return {str(each["id"]): str(each.get("owned_by")) for each in found}
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except ConfigError:
+        raise
+    except TimeoutError as error:
+        raise ConfigError(
+            f"{target.url} cannot be reached: it does not list its models within {limit.total:g} s"
+        ) from error
+    except aiohttp.ContentTypeError as error:
+        told = error.headers.get("Content-Type") if error.headers else None
+        raise ConfigError(f"{target.url}/v1/models is no list of models, but {told}") from error
+    except (aiohttp.ClientError, OSError) as error:
         raise ConfigError(f"{target.url} cannot be reached: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{target.url}/v1/models is no list of models: {error}") from error
 
 
 async def _reach(session: aiohttp.ClientSession, target: Target) -> tuple[str, str]:
     """The model's name, the only one if none is named, and what serves it. Raises ConfigError."""
     known = await _models(session, target)
-    name = target.model or (next(iter(known)) if len(known) == 1 else "")
+    if not known:
+        raise ConfigError(f"{target.url} has no models")
+    if not target.model and len(known) > 1:
+        raise ConfigError(f"{target.url} has several models, name one: {', '.join(known)}")
+    name = target.model or next(iter(known))
     if name not in known:
         raise ConfigError(f"{target.url} has no model {name!r}; it has: {', '.join(known)}")
     return name, known[name]
@@ -216,7 +247,7 @@ class _Driver:
             for numbers in waiting:  # one iterator: each session is taken once
                 await self._converse(numbers, self._now())
 
-        await asyncio.gather(*(work() for _ in range(concurrency)))
+        await asyncio.gather(*(work() for _ in range(min(concurrency, len(self._sessions)))))
         return self._found()
 
     def _found(self) -> tuple[list[Request], float]:
@@ -281,9 +312,9 @@ class _Driver:
         digest = blake2b(digest_size=16)
         is_done = False
         async for event in _events(response):
-            is_done = is_done or event == "[DONE]"
+            is_done = event == _DONE
             if is_done:
-                continue  # to the end of the body, so that the connection is used again
+                continue
             chunk = _parsed(event)
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices") or ():
@@ -297,6 +328,7 @@ class _Driver:
                     digest.update(b"".join(b"%d " % each for each in ids) if ids else text.encode())
         if not is_done:
             raise _Wrong("the answer was cut short")
+        await _drain(response)
         if ttft_s is None:
             raise _Wrong("no token came")
         if usage is None:
@@ -305,7 +337,8 @@ class _Driver:
         if usage.get("prompt_tokens") != len(ask.tokens):
             raise _Wrong(f"{len(ask.tokens)} tokens were asked, not {usage.get('prompt_tokens')}")
         output, cached = usage.get("completion_tokens"), details.get("cached_tokens")
-        if not isinstance(output, int) or output < 1 or not isinstance(cached, int | None):
+        is_told = _is_count(output, 1, ask.max_tokens)
+        if not is_told or (cached is not None and not _is_count(cached, 0, len(ask.tokens))):
             raise _Wrong(f"the server's usage makes no sense: {str(usage)[:_MAX_ERROR]}")
         return {
             "output_tokens": output,
@@ -317,17 +350,32 @@ class _Driver:
         }
 
 
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read to the end of the body, so that its connection is used again; but not for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            async for _ in response.content.iter_any():
+                pass
+
+
+def _is_count(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The data of server-sent events, one a line as all these servers send them."""
+    """The data of server-sent events, one a line as all these servers send them; _DONE is last."""
     async for line in response.content:
         if line.startswith(b"data:"):
-            yield line[5:].strip().decode("utf-8", "replace")
+            event = line[5:].strip().decode("utf-8", "replace")
+            yield event
+            if event == _DONE:
+                return
 
 
 def _parsed(event: str) -> dict[str, Any]:
     try:
         chunk = json.loads(event)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise _Wrong(f"an event is no JSON: {event[:50]!r}") from None
     if not isinstance(chunk, dict):
         raise _Wrong(f"an event is no object: {event[:50]!r}")

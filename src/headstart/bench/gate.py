@@ -36,6 +36,8 @@ _MAX_TAIL_RATIO = 1.05
 _MAX_TPOT_RATIO = 1.05
 _MAX_LENGTH_DRIFT = 0.01
 _MAX_HIT_RATE_OFF = 0.02
+_MAX_SLACK = 0.5
+"""Where so much of a prompt may be hit beyond what is computed, nothing is checked."""
 
 
 class Verdict(enum.StrEnum):
@@ -57,7 +59,7 @@ class Demands:
     """Seconds by `ttft`, `tpot`, `latency`; a request meets all of them."""
     slo_share: float = 0.99
     token_match: float = 0.98
-    """Share of the requests of a pair that have to be answered alike."""
+    """Share of the requests of all pairs that have to be answered alike."""
     allow_no_reuse: bool = False
     """Whether the baseline may be an engine without its prefix cache."""
 
@@ -186,12 +188,19 @@ def _paired(
         )
     pairs = list(zip(baseline, candidate, strict=True))
     runs = [*baseline, *candidate]
-    if any(one == other for one, other in combinations(runs, 2)):
+    # Whatever else is said of them: no two runs take the same times.
+    if any(one.requests == other.requests for one, other in combinations(runs, 2)):
         raise ConfigError("a run is there twice: it says no more the second time")
-    salts = [run.salt for run in baseline if run.salt]
-    if len(set(salts)) < len(salts):
+    for arm in (baseline, candidate):
+        salts = [run.salt for run in arm if run.salt]
+        if len(set(salts)) < len(salts):
+            raise ConfigError(
+                "two pairs have the same salt: the second may have hit what the first one stored"
+            )
+    if len(phases := {run.phase or "(none)" for run in runs}) > 1:
         raise ConfigError(
-            "two pairs have the same salt: the second may have hit what the first one stored"
+            f"the runs are of different phases ({', '.join(sorted(phases))}), so the caches held "
+            "something else before them: choose one phase for both arms, such as FILE#ARM/steady"
         )
     for number, (one, other) in enumerate(pairs, start=1):
         if found := pairs_match(one, other):
@@ -218,6 +227,8 @@ def _needed(ratio: Ratio, bound: float, verdict: Verdict, reach: float) -> int |
     count = pairs_needed(ratio, bound)
     if count is None or reach <= 1.0:
         return count
+    if ratio.estimate == bound:
+        return None
     shrunk = math.log(reach) / abs(math.log(ratio.estimate / bound))
     return max(count, math.ceil(ratio.num_pairs * shrunk * shrunk))
 
@@ -262,6 +273,7 @@ _KNOWN: dict[str, Callable[[Run, Run], bool]] = {
     ),
     "hit rate against the simulated one": lambda one, other: (
         None not in (one.hit_rate, one.simulated_hit_rate, other.hit_rate, other.simulated_hit_rate)
+        and max(_hit_rate_slack(one), _hit_rate_slack(other)) < _MAX_SLACK
     ),
     "client send lag": lambda one, other: None not in (one.send_lag_s, other.send_lag_s),
     "bytes of cold devices": lambda _, other: None not in (other.read_nbytes, other.loaded_nbytes),
@@ -308,15 +320,17 @@ def _lengths(pairs: list[tuple[Run, Run]], _: Demands, vetoes: list[str], __: li
 def _tokens(
     pairs: list[tuple[Run, Run]], demands: Demands, vetoes: list[str], not_checked: list[str]
 ) -> None:
-    matched = compared = 0
+    matched = compared = answered = 0
     for one, other in pairs:
         for first, second in zip(one.requests, other.requests, strict=True):
+            answered += first.is_good and second.is_good
             if first.output is not None and second.output is not None:
                 compared += 1
                 matched += first.output == second.output
-    if not compared:
-        not_checked.append("whether both arms answer alike")
-    elif matched < demands.token_match * compared:
+    if compared < answered:
+        told = f": only {compared} of {answered} answers are told by both" if compared else ""
+        not_checked.append(f"whether both arms answer alike{told}")
+    if matched < demands.token_match * compared:
         vetoes.append(f"{compared - matched} of {compared} answers differ between the arms")
 
 
@@ -340,10 +354,7 @@ def _run_vetoes(name: str, run: Run) -> Iterator[str]:
     rate, simulated = run.hit_rate, run.simulated_hit_rate
     if run.is_sent_late:
         yield f"{name}: the client sent late, by {(run.send_lag_s or 0.0) * 1000:.0f} ms (p99)"
-    # A block more of each prompt may be hit where the server's blocks are smaller.
-    mean = sum(r.prompt_tokens for r in run.requests) / len(run.requests)
-    most_off = _MAX_HIT_RATE_OFF + (run.block_size - 1) / mean
-    if rate is not None and simulated is not None and rate - simulated > most_off:
+    if rate is not None and simulated is not None and rate - simulated > _hit_rate_slack(run):
         yield f"{name}: hits {rate:.1%} of the tokens, and the load as sent allows {simulated:.1%}"
     read, loaded = run.read_nbytes, run.loaded_nbytes
     if read is not None and loaded is not None and read < loaded:
@@ -351,3 +362,12 @@ def _run_vetoes(name: str, run: Run) -> Iterator[str]:
             f"{name}: devices gave {read} bytes, fewer than the {loaded} that are said to have "
             "come from them: it was not cold"
         )
+
+
+def _hit_rate_slack(run: Run) -> float:
+    """How far a hit rate may lie above the simulated one.
+
+    A block more of each prompt may be hit where the server's blocks are smaller.
+    """
+    mean = sum(r.prompt_tokens for r in run.good) / len(run.good)
+    return _MAX_HIT_RATE_OFF + (run.block_size - 1) / mean

@@ -93,6 +93,8 @@ def _documents(text: str, path: Path) -> list[Any]:
     """What is in a file, one object but for JSON lines."""
     try:
         return [json.loads(text)]
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply for a run") from error
     except ValueError as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
@@ -101,7 +103,7 @@ def _documents(text: str, path: Path) -> list[Any]:
         for number, line in enumerate(lines, start=1):
             try:
                 documents.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
     return documents
 

@@ -13,7 +13,6 @@ Answers of earlier turns are made up, with a seed: what a model answers would di
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,10 @@ from headstart.errors import ConfigError
 SALT_TOKENS = 8
 VOCABULARY = 30_000
 """Ordinary words in those of all models in use; special tokens lie at the ends of theirs."""
+MAX_TOKENS = 1 << 31
+"""Of all prompts of a load together: it is held in memory."""
+_MAX_VOCABULARY = 1 << 31
+_MAX_THINK_S = 1e9
 _FIRST_SHARE = 30
 TRACED = ("trace", "agentic")
 """Workloads that `headstart.bench.traces` reads from a file."""
@@ -113,15 +116,35 @@ def make_load(workload: str, shape: Shape) -> list[Ask]:
     check_vocabulary(shape.vocabulary)
     if shape.shared_tokens < 0 or shape.documents < 1:
         raise ConfigError("shared tokens are not negative, documents at least 1")
-    if not 0.0 <= shape.think_s < math.inf:
-        raise ConfigError(f"thinking for {shape.think_s} s")
+    if not 0.0 <= shape.think_s <= _MAX_THINK_S:
+        raise ConfigError(f"thinking for {shape.think_s} s; 0 to {_MAX_THINK_S:g} s are possible")
+    check_size(_most_tokens(workload, shape))
     return list(WORKLOADS[workload](shape, random.Random(f"{workload}/{shape.seed}")))
 
 
+def _most_tokens(workload: str, shape: Shape) -> int:
+    """Of all prompts together, at most."""
+    turns = shape.turns if workload == "multi-turn" else 1
+    shared = max(shape.shared_tokens, shape.documents if workload == "rag" else 0)
+    longest = shared + turns * (shape.own_tokens + shape.output_tokens)
+    return shape.sessions * turns * longest
+
+
+def check_size(num_tokens: int) -> None:
+    """Raises ConfigError where a load is too large to be held."""
+    if num_tokens > MAX_TOKENS:
+        raise ConfigError(
+            f"a load of {num_tokens:.3g} prompt tokens is too large to be held in memory; at most "
+            f"{MAX_TOKENS:.3g} are: take fewer sessions or turns, or shorter texts"
+        )
+
+
 def check_vocabulary(vocabulary: int) -> None:
-    """Raises ConfigError where too few tokens are left to make texts of."""
-    if vocabulary < _FIRST_SHARE:
-        raise ConfigError(f"a vocabulary of {vocabulary} tokens is too small")
+    """Raises ConfigError where no texts can be made of it."""
+    if not _FIRST_SHARE <= vocabulary <= _MAX_VOCABULARY:
+        raise ConfigError(
+            f"a vocabulary of {vocabulary} tokens; it has {_FIRST_SHARE} to {_MAX_VOCABULARY}"
+        )
 
 
 def salted(asks: Iterable[Ask], salt: str, shape: Shape) -> list[Ask]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headstart.bench.orphans import bound
 from headstart.config import load_settings, node_settings, own_node_environment
 from headstart.errors import ConfigError, HeadstartError
 from headstart.node import protocol
@@ -67,7 +68,7 @@ class OwnNode:
         node = [sys.executable, "-P", "-m", "headstart", "node", "run"]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*node, "--socket", str(self._socket), *self._arguments],
+                bound([*node, "--socket", str(self._socket), *self._arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -15,6 +15,7 @@ Times are of one clock: Linux's monotonic one, which `time.perf_counter` reads i
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from typing import Any
 
 from headstart.bench.drive import Advance, Pace, Target, drive, starts_of
 from headstart.bench.load import Ask
+from headstart.bench.orphans import end_with
 from headstart.bench.run import Request
 from headstart.errors import ConfigError, HeadstartError
 
@@ -123,7 +125,7 @@ class _Client:
         # Not a fork: that would share the parent's sockets and event loop.
         context = get_context("spawn")
         self.connection, self._theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(self._theirs,), daemon=True)
+        self._process = context.Process(target=_run, args=(self._theirs, os.getpid()), daemon=True)
         self.num_done = 0
         self.requests: list[Request] = []
         self.seconds = 0.0
@@ -196,8 +198,9 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(connection: Connection) -> None:
+def _run(connection: Connection, parent: int) -> None:
     """The life of a client: see the module."""
+    end_with(parent)
 
     def meet() -> float:
         connection.send((_READY, None))

@@ -20,6 +20,9 @@ from headstart.errors import ConfigError
 SCHEMA = "headstart.bench.rate/1"
 
 
+_IDLE = 0.05
+
+
 class Outcome(enum.StrEnum):
     """What a trial shows."""
 
@@ -63,6 +66,19 @@ class Trial:
     run: Run | None = None
 
 
+def is_hopeless(trial: Trial, plan: Plan) -> bool:
+    """Whether a rate missed, and lower ones would as well.
+
+    At most as many requests have met another one as there are at once on average (Little's law),
+    and only those can become faster. What fails at a server that is nearly idle, will fail.
+    """
+    if trial.outcome is not Outcome.MISSED or trial.run is None or trial.share is None:
+        return False
+    at_once = sum(r.latency_s or 0.0 for r in trial.run.good) / trial.run.duration_s
+    late = len(trial.run.good) / len(trial.run.requests) - trial.share
+    return at_once < _IDLE or late > 1.0 - plan.least_share + at_once
+
+
 def best_rate(trials: Sequence[Trial]) -> float | None:
     """The highest rate that met the SLO, below all that missed it; None: none is known."""
     missed = min((t.rate for t in trials if t.outcome is Outcome.MISSED), default=math.inf)
@@ -87,14 +103,20 @@ def next_rate(trials: Sequence[Trial], plan: Plan) -> float | None:
     best = best_rate(trials)
     missed = [t.rate for t in trials if t.outcome is Outcome.MISSED]
     if best is None:
-        return min(missed) / 2.0
+        return None if is_hopeless(trials[-1], plan) else min(missed) / 2.0
     return math.sqrt(best * min(missed)) if missed else best * 2.0
 
 
-def search(measure: Callable[[float], Trial], plan: Plan, trials: list[Trial]) -> None:
-    """Try rates until nothing is left to try; each trial is appended to `trials` at once."""
+def search(
+    measure: Callable[[float], Trial],
+    plan: Plan,
+    trials: list[Trial],
+    keep: Callable[[], None] = lambda: None,
+) -> None:
+    """Try rates until nothing is left to try; each trial is appended to `trials`, then `keep`."""
     while (rate := next_rate(trials, plan)) is not None:
         trials.append(measure(rate))
+        keep()
 
 
 def judge_trial(rate: float, run: Run, slo: Slo, least_share: float) -> Trial:
@@ -115,6 +137,8 @@ def why_ended(trials: Sequence[Trial], plan: Plan) -> str:
         return f"a trial was invalid: {trials[-1].reason}"
     if is_precise(trials, plan):
         return f"found within {plan.precision:.3g} of it"
+    if trials and best_rate(trials) is None and is_hopeless(trials[-1], plan):
+        return "requests that were alone at the server missed it, too: lower rates would not help"
     if len(trials) >= plan.max_trials:
         return f"{plan.max_trials} trials were made"
     return "interrupted"

@@ -164,6 +164,10 @@ def check(run: Run, path: Path) -> Run:
         raise ConfigError(f"{path}: no request was answered; the first error: {first[:200]}")
     if not 0.0 < run.duration_s < math.inf:
         raise ConfigError(f"{path}: a duration of {run.duration_s} s")
+    if run.block_size < 1 or not 0.0 <= (run.simulated_hit_rate or 0.0) <= 1.0:
+        raise ConfigError(
+            f"{path}: blocks of {run.block_size} tokens, a hit rate of {run.simulated_hit_rate}"
+        )
     for request in run.good:
         ttft_s = request.ttft_s or 0.0
         latency_s = ttft_s if request.latency_s is None else request.latency_s
@@ -177,6 +181,13 @@ def check(run: Run, path: Path) -> Run:
             raise ConfigError(
                 f"{path}: a prompt of {request.prompt_tokens} tokens and an answer of "
                 f"{request.output_tokens}"
+            )
+        # Others count prompts with a tokenizer of their own, so that more may seem to be cached.
+        most = request.prompt_tokens if run.tool == "headstart" else math.inf
+        if not 0 <= (request.cached_tokens or 0) <= most:
+            raise ConfigError(
+                f"{path}: {request.cached_tokens} tokens of a prompt of {request.prompt_tokens} "
+                "were cached"
             )
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from headstart.bench.orphans import bound
 from headstart.bench.vllm import free_port, stop
 from headstart.errors import ConfigError, HeadstartError
 
@@ -52,10 +54,14 @@ class OwnServer:
         """
         port = free_port()
         words = list(self._command(port))
+        if shutil.which(words[0], path=self._environ.get("PATH")) is None:
+            raise ConfigError(
+                f"arm {self._name}: {words[0]!r} cannot be started: No such file that can be run"
+            )
         try:
             with self._log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    words,
+                    bound(words),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -23,12 +23,21 @@ from functools import lru_cache
 from hashlib import shake_256
 from pathlib import Path
 
-from headstart.bench.load import SALT_TOKENS, TRACED, Ask, Shape, check_vocabulary, words_of
+from headstart.bench.load import (
+    SALT_TOKENS,
+    TRACED,
+    Ask,
+    Shape,
+    check_size,
+    check_vocabulary,
+    words_of,
+)
 from headstart.errors import ConfigError
 from headstart.traces.files import open_trace
 from headstart.traces.reading import Session, TracedRequest
 
 _CACHED_PIECES = 8192
+_MAX_TIME_SCALE = 1e6
 _SURELY_DIFFERENT = 4
 """So many random tokens are not drawn twice."""
 _MAX_DRAWS = 1000
@@ -54,8 +63,10 @@ class Cut:
             raise ConfigError(
                 f"tokens are scaled by more than 0 and at most 1: {self.scale_tokens}"
             )
-        if not 0.0 <= self.time_scale < math.inf:
-            raise ConfigError(f"times cannot be scaled by {self.time_scale}")
+        if not 0.0 <= self.time_scale <= _MAX_TIME_SCALE:
+            raise ConfigError(
+                f"times cannot be scaled by {self.time_scale}; 0 to {_MAX_TIME_SCALE:g} can be"
+            )
         for name in ("limit", "max_prompt_tokens", "block_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -75,7 +86,12 @@ def load_trace(workload: str, path: Path, cut: Cut, shape: Shape) -> list[Ask]:
             f"{path}: a trace of {trace.kind} knows no sessions; agentic needs one of agents "
             "(WEKA, MLCommons), this one is a --workload trace"
         )
-    asks = list(asks_of(trace.sessions, cut, shape, with_pauses=is_agentic))
+    asks: list[Ask] = []
+    num_tokens = 0
+    for ask in asks_of(trace.sessions, cut, shape, with_pauses=is_agentic):
+        asks.append(ask)
+        num_tokens += len(ask.tokens)
+        check_size(num_tokens)
     if not asks:
         raise ConfigError(f"{path}: nothing is left of it; raise --max-prompt-tokens")
     return asks

@@ -28,6 +28,8 @@ from headstart.cli.bench_serve import (
     Vocabulary,
     WarmUp,
     Workload,
+    base_url,
+    end_on_signals,
 )
 from headstart.cli.load_options import TraceOptions
 from headstart.cli.options import JsonTarget, grouped, parse_share
@@ -77,10 +79,10 @@ class TrialOptions:
 
     requests: Annotated[int, typer.Option(min=1, help="Requests of a trial, at least.")] = 300
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="Seconds over which a trial sends, at least.")
+        float, typer.Option(min=0.0, max=1e6, help="Seconds over which a trial sends, at least.")
     ] = 30.0
     processes: Annotated[
-        int, typer.Option(min=1, help="Client processes that share the sessions.")
+        int, typer.Option(min=1, max=256, help="Client processes that share the sessions.")
     ] = 1
     workload: Workload = "multi-turn"
     turns: Turns = 4
@@ -176,14 +178,18 @@ def rate(
     """
     from msgspec import structs
 
+    from headstart.bench.arms import check_name
     from headstart.bench.drive import Target
     from headstart.bench.rate import best_rate, search
 
     slo, plan = shown.checked(), sought.plan()
     if not slo.limits:
         raise ConfigError("name with --slo what requests have to meet, such as ttft=2s,tpot=100ms")
+    if arm:
+        check_name(arm)
     render.check_target(json)
-    target = Target(url=url.rstrip("/"), model=model, api_key=api_key)
+    end_on_signals()
+    target = Target(url=base_url(url), model=model, api_key=api_key)
     trials: list[Trial] = []
 
     def run(rate: float, advance: render.Advance) -> Run:
@@ -191,9 +197,12 @@ def rate(
         found = _run(load, target, number, 0 if trials else warm_up, advance)
         return structs.replace(found, arm=arm, has_prefix_cache=prefix_cache)
 
+    def keep() -> None:
+        render.save(_document(trials, plan, slo), json)
+
     try:
         with render.progress("bench rate") as progress:
-            search(_tried(lambda rate: run(rate, progress), slo, plan, trials), plan, trials)
+            search(_tried(lambda rate: run(rate, progress), slo, plan, trials), plan, trials, keep)
     finally:  # what was found until it was interrupted is published, too
         if trials:
             render.publish(_document(trials, plan, slo), json, lambda: _show(trials, plan, slo))

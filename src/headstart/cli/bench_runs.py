@@ -55,7 +55,7 @@ def _show_medians(runs: Sequence[Run], slo: Slo) -> None:
     render.print_table(columns, rows, title="bench serve: medians of the rounds")
     first = next((r.error for run in runs for r in run.requests if r.error), None)
     if first:
-        print(f"first error: {first}")
+        print(f"first error: {render.printable(first)}")
 
 
 _Value = Callable[["Run"], float | None]

@@ -131,6 +131,17 @@ PrefixCache = Annotated[
 ]
 
 
+def base_url(url: str) -> str:
+    """Up to and without /v1, also where other tools' base URL was given."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def end_on_signals() -> None:
+    """Ended from outside, a command still ends what it started and keeps what it has."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(EXIT_SIGNALLED + number))
+
+
 @grouped
 def serve(
     context: typer.Context,
@@ -266,6 +277,8 @@ def _plan(told: Told) -> Plan:
     from headstart.bench.campaign import Plan
     from headstart.bench.phases import parse_phases
 
+    if told["salt"] == "":
+        raise ConfigError("--salt is empty; leave it out for one that nobody has used")
     return Plan(
         phases=parse_phases(told["phases"]),
         num_rounds=told["rounds"],
@@ -276,8 +289,12 @@ def _plan(told: Told) -> Plan:
 
 def _made(told: Told) -> list[str]:
     """The arms that are started here. Raises ConfigError."""
+    from headstart.bench.arms import check_name
+
     arms = told["arm"] or []
     made = [arm for arm in arms if "=" in arm]
+    for name in set(arms) - set(made):
+        check_name(name)
     if len(made) < len(arms) and len(arms) > 1:
         raise ConfigError(
             "--arm without =WHAT names the one server at --url; give each of several arms what is "
@@ -297,19 +314,16 @@ def _served(told: Told, plan: Plan) -> Iterator[Sequence[Served]]:
     from headstart.bench.serve import check_installed
     from headstart.bench.served import Place, RemoteServer, arms_served
 
-    url = told["url"].rstrip("/")
-    target = Target(url=url, model=told["model"], api_key=told["api_key"])
+    target = Target(url=base_url(told["url"]), model=told["model"], api_key=told["api_key"])
     made, has_cache = _made(told), told["prefix_cache"]
     vllm = Vllm(model=told["serve_model"], words=tuple(told["serve_words"] or ()))
     arms = parse_arms(made, vllm, has_prefix_cache=has_cache)
     check_phases(plan.phases, arms)
     check_installed()
+    end_on_signals()
     if not arms:
         yield [RemoteServer(target, "".join(told["arm"] or ()), has_prefix_cache=has_cache)]
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Ended from outside, it still ends what it started.
-        signal.signal(number, lambda number, _: sys.exit(EXIT_SIGNALLED + number))
     place = Place(root=told["root"], node_config=told["node_config"], start_s=told["start_limit"])
     with arms_served(arms, place, target) as served:
         yield served

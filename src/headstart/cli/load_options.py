@@ -79,7 +79,7 @@ class SendOptions:
         bool, typer.Option("--trace-time", help="Open loop: each request at its trace's time.")
     ] = False
     processes: Annotated[
-        int, typer.Option(min=1, help="Client processes that share the sessions.")
+        int, typer.Option(min=1, max=256, help="Client processes that share the sessions.")
     ] = 1
 
     def pace(self, asks: list[Ask], rate: float | None, concurrency: int | None, seed: int) -> Pace:

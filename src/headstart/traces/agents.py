@@ -18,6 +18,7 @@ import msgspec
 
 from headstart.errors import ConfigError
 from headstart.traces.reading import (
+    NOT_JSON,
     Broken,
     Id,
     Natural,
@@ -97,7 +98,7 @@ def _documents(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]
 def _is_json(text: bytes) -> bool:
     try:
         msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return False
     return True
 

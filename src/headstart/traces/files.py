@@ -29,6 +29,7 @@ import msgspec
 from headstart.errors import ConfigError
 from headstart.traces.agents import mlcommons, weka
 from headstart.traces.reading import (
+    NOT_JSON,
     Broken,
     Id,
     Natural,
@@ -48,6 +49,8 @@ from headstart.traces.reading import (
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
+_MAX_TIME = 1e20
+"""Nanoseconds since 1970 are 2e18."""
 TOKEN_IDS_PIECE = 16
 """Tokens that keep together when prompts of token ids are shrunk."""
 SCHEMA = "headstart.trace/1"
@@ -125,13 +128,13 @@ def _kind_of(path: Path, broken: Broken | None) -> tuple[Kind, bytes]:
     for _, line in rows:
         try:
             return _kind_of_row(first, msgspec.json.decode(line)), line
-        except msgspec.DecodeError:
+        except NOT_JSON:
             continue
     place, line = rows[0]
     try:  # one document that is written over several lines?
         text = line if is_packed else whole(first)
         return _kind_of_row(first, msgspec.json.decode(text)), line
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{place}, is not JSON: {error}") from error
 
 
@@ -176,7 +179,9 @@ class _Clock:
         self._may_go_back = may_go_back
 
     def since_first_s(self, time: float, place: str) -> float:
-        if not -math.inf < time < math.inf or (time < self._last and not self._may_go_back):
+        if not -_MAX_TIME < time < _MAX_TIME:
+            raise ConfigError(f"{place}: a time of {time}")
+        if time < self._last and not self._may_go_back:
             raise ConfigError(
                 f"{place}: time {time} after {self._last}; sort the trace by its times"
             )

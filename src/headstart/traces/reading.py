@@ -18,12 +18,15 @@ from headstart.errors import ConfigError
 
 CANNOT = (OSError, EOFError, zlib.error)
 """What a file raises that is not there, cut short or damaged."""
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises: of something else, or nested too deeply."""
 _GZIP = b"\x1f\x8b"
 _SUFFIX = re.compile(r"\.(jsonl?|ndjson|tar|tgz)(\.gz)?$")
 _MAX_SHOWN = 5
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+"""Tokens of a prompt or of a block."""
+Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Id = int | str
 """Of a block: it stands for all that is before it, too."""
 _Read = TypeVar("_Read")
@@ -86,6 +89,10 @@ def files_of(path: Path) -> list[Path]:
 
 def is_tar(path: Path) -> bool:
     """Whether a file holds others. Raises ConfigError."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path} is no file; a trace is read more than once, so write what a pipe gives to one"
+        )
     try:
         return tarfile.is_tarfile(path)
     except CANNOT as error:
@@ -152,7 +159,7 @@ def decoded(text: bytes, kind: type[_Read], place: str) -> _Read:
     """JSON as what it should be. Raises ConfigError with its place."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{place}: {error}") from error
 
 
