@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -282,16 +283,21 @@ def test_the_first_look_has_to_succeed(server, capsys):
     assert "no metrics that are known" in printed.err
 
 
-def command(server, *args):
+@contextmanager
+def watching(server, *args, **options):
+    """The command, as a process, which ends with the test."""
     run = [sys.executable, "-m", "headstart", "doctor", "--watch", server.url, "--every", "0.2s"]
-    return [*run, *map(str, args)]
+    with subprocess.Popen([*run, *map(str, args)], **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # a test that fails would wait for it
 
 
 def test_ctrl_c_ends_a_process_without_a_terminal(server, tmp_path):
     path = tmp_path / "state.json"
-    with subprocess.Popen(
-        command(server, "--json", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipe = subprocess.PIPE
+    with watching(server, "--json", path, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout.readline() == "verdict: cannot say\n"
         server.text = metrics(300, queue_s=0.95)
         while "routing" not in process.stdout.readline():
@@ -316,9 +322,8 @@ def read_until(descriptor, words):
 def test_the_screen_of_a_terminal_and_ctrl_c(server):
     main_end, its_end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", "NO_COLOR": "1"}
-    with subprocess.Popen(
-        command(server), stdin=its_end, stdout=its_end, stderr=its_end, env=environment
-    ) as process:
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), its_end)
+    with watching(server, **ends, env=environment) as process:
         os.close(its_end)
         shown = read_until(main_end, "No figure has moved yet.")
         assert "\x1b[?1049h" in shown, "a screen of its own"

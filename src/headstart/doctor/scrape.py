@@ -42,8 +42,7 @@ def fetch(url: str, *, timeout_s: float) -> str:
     except urllib.error.HTTPError as error:
         with error:
             raise ConfigError(
-                f"{url} answers {error.code}; metrics are often at /metrics (SGLang needs "
-                "--enable-metrics)"
+                f"{url} answers {error.code}; metrics are often at /metrics"
             ) from None
     except TimeoutError:
         raise ConfigError(f"{url} does not answer within {timeout_s:g} s") from None
