@@ -196,7 +196,7 @@ def accuracy() -> Iterator[str]:
     right = sum(said.verdict == case.expected for case, said in judged(HELD_OUT))
     num_late = len(cases(HELD_OUT))
     yield f"Of {num_late} more, written after the rules but for five mechanisms that came"
-    yield f"with them, {right} are right, as when they first ran. One hand wrote all."
+    yield f"with them, {right} are right, as when they first ran. They are not independent."
     yield ""
     yield from _blind()
     yield ""
@@ -218,8 +218,8 @@ def _blind() -> Iterator[str]:
     accused = sum(case.first in causes for case, _ in controls)
     refused = sum(case.first == "refused" for case, _ in found)
     retold = sum(case.is_assumed for case, _ in found)
-    yield f"Blind: {len(found)} cases written by who had read this page and the keys, but no"
-    yield f"rule and no case, from what is known of the field and {retold} public reports."
+    yield f"Blind: {len(found)} cases made from this page and the keys alone, without sight of a"
+    yield f"rule or a case, from what is known of the field and {retold} public reports."
     yield "The verdict was set from the mechanism before the doctor ran. What the failures"
     yield "showed to be wrong or missing is mended since, so that the second column is no"
     yield "longer blind:"

@@ -18,8 +18,6 @@ WEKA = {
         {"t": 0.0, "type": "s", "in": 9, "out": 2, "hash_ids": [1, 2], "api_time": 1.5},
         {
             "t": 2.0,
-            "type": "subagent",
-            "agent_id": "a",
             "requests": [{"t": 0.0, "type": "n", "in": 4, "out": 1, "hash_ids": [5]}],
         },
         {"t": 9.0, "type": "n", "in": 13, "out": 5, "hash_ids": [1, 2, 3], "think_time": 6.0},

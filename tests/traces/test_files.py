@@ -81,7 +81,7 @@ def test_wekas(file, name):
     assert [sum(count for _, count in each.pieces) for each in sessions[0]] == [9, 4, 13, 8]
     assert [each.turn for each in sessions[0]] == [0, 0, 1, 2]
     assert {first.session, second.session, third.session} == {"one"}
-    assert sub.session != "one", "a sub-agent runs beside its agent"
+    assert sub.session != "one", "a nested session runs beside the one it is in"
     assert [each.think_s for each in sessions[0]] == [0.0, 0.0, 6.0, 3.0]
     assert {each.at_s for each in sessions[0]} == {None}
     keys = [{key for each in session for key, _ in each.pieces} for session in sessions]
@@ -135,8 +135,8 @@ WRONG = {
     "nothing": (b"\n\n", "is empty"),
     "no JSON": (b"timestamp,input\n1,2\n", "line 1, is not JSON"),
     "deep": (b"[" * 100_000, "line 1, is not JSON: maximum recursion depth"),
-    "deep agents": (
-        b'{"id":"a","requests":' + b'[{"type":"subagent","requests":' * 5000,
+    "deep sessions": (
+        b'{"id":"a","requests":' + b'[{"requests":' * 5000,
         "line 1, is not JSON: maximum recursion depth",
     ),
     "no object": (b"[1]\n", "of no known kind .its keys: none.; known: Mooncake"),

@@ -1,10 +1,10 @@
-"""Traces of agents' sessions: turns that grow, waits for tools, sub-agents.
+"""Traces of agents' sessions: turns that grow, waits for tools, sessions within sessions.
 
     WEKA          kv-cache-tester: a JSON document a session (or a line each, or a tar of them);
-                  hash_ids of whole blocks, `block_size` tokens each; sub-agents are nested
+                  hash_ids of whole blocks, `block_size` tokens each; sessions may be nested
     MLCommons     JSON lines: the messages of agentic conversations, with tools' delays, as text
 
-Checked against the files of callanjfox/kv-cache-tester and mlcommons/endpoints (example 11).
+Checked against the files of kv-cache-tester and mlcommons/endpoints (example 11).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class _WekaRequest(msgspec.Struct):
-    type: str
     t: _Seconds = 0.0
     num_in: Positive | None = msgspec.field(name="in", default=None)
     num_out: Natural = msgspec.field(name="out", default=0)
     hash_ids: list[Id] = []
     think_time: _Seconds | None = None
     api_time: _Seconds | None = None
-    requests: list[_WekaRequest] = []
+    requests: list[_WekaRequest] | None = None
+    """Only a nested session has any."""
 
 
 class _WekaSession(msgspec.Struct):
@@ -106,16 +106,16 @@ def _is_json(text: bytes) -> bool:
 def _weka_requests(
     session: _WekaSession, requests: list[_WekaRequest], name: str, place: str, found: Session
 ) -> None:
-    """Append those of an agent and of its sub-agents, each of which is a session of its own.
+    """Append those of a session and of those nested in it, each of which is one of its own.
 
-    A sub-agent runs beside the one that called it. That this one waits for it is kept only as the
+    A nested one runs beside the one that it is in. That this one waits for it is kept only as the
     time that it thinks before its next request.
     """
     scope = "" if session.hash_id_scope == "global" else f"{session.id}/"
     turn, ended_s = 0, 0.0
     for number, each in enumerate(requests, start=1):
         where = f"{place}, request {number} of {name}"
-        if each.type == "subagent":
+        if each.requests is not None:
             _weka_requests(session, each.requests, f"{name}/{number}", place, found)
             continue
         if each.num_in is None:

@@ -278,7 +278,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     """A request in Headstart's own form. Those of a session follow each other."""
 
     session: str
-    """A sub-agent's is that of its agent, a slash and more."""
+    """A nested one's is that of the one it is in, a slash and more."""
     num_in: Positive = msgspec.field(name="in")
     num_out: Natural = msgspec.field(name="out")
     ids: list[Id]

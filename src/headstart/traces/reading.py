@@ -52,7 +52,7 @@ class TracedRequest:
 
 
 Session = list[TracedRequest]
-"""A session with its sub-agents, or a single request where a trace knows no sessions."""
+"""A session with those nested in it, or a single request where a trace knows no sessions."""
 
 
 class Broken:

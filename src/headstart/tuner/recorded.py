@@ -60,7 +60,7 @@ class Recorded:
     session: Ints
     """A number that requests of one session share."""
     agent: Ints
-    """Within its session: 0, and a number for each sub-agent."""
+    """Within its session: 0, and a number for each nested one."""
     place: Ints
     """In the file."""
     at_s: Floats
@@ -327,7 +327,7 @@ def _timed(recorded: Recorded, sessions_per_s: float, seed: int) -> Recorded:
 
 
 def _made_up(recorded: Recorded, sessions_per_s: float, seed: int) -> Floats:
-    """Times: sessions start by chance, turns follow their pauses, sub-agents their agent."""
+    """Times: sessions start by chance, turns follow their pauses, nested ones their session."""
     num_sessions = int(recorded.session[-1]) + 1
     gaps = np.random.default_rng(seed).exponential(1.0 / sessions_per_s, num_sessions)
     session_starts = np.cumsum(gaps) - gaps[0]

@@ -34,6 +34,6 @@ RULE = Rule(
         Fix(
             engine="llama.cpp", text="more slots (--parallel), and --cache-ram for those not in one"
         ),
-        Fix(text="one slot for each prefix that comes in turn: agent, sub-agents, tools"),
+        Fix(text="one slot for each prefix that comes in turn"),
     ),
 )
