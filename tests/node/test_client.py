@@ -415,6 +415,15 @@ def test_a_mapping_is_all_of_the_arena(world, mappings):
     mapping.close()
 
 
+def test_a_mapping_that_is_there_is_known_to_the_node(world, mappings):
+    """Else the first request after it would be a miss, if the node is busy."""
+    known = world.sessions.attach
+    world.sessions.attach = lambda token: (time.sleep(0.05), known(token))
+    for count in range(1, 6):
+        mappings(world.serve())
+        assert world.counts(workers=count)
+
+
 def test_a_command_to_what_is_no_node_is_an_error(script, tmp_path):
     script.answers = ["close"]
     with pytest.raises(protocol.ProtocolError, match="closed the connection"):

@@ -147,7 +147,7 @@ def test_a_bomb_or_another_type_is_no_message(body):
     ("header", "message"),
     [
         (struct.pack("<4sBBHI", b"GET ", 1, 0, 0, 5), "does not speak"),
-        (struct.pack("<4sBBHI", b"HSTN", 1, 0, 0, 5), "protocol version 1, not 2"),
+        (struct.pack("<4sBBHI", b"HSTN", 1, 0, 0, 5), "protocol version 1, not 3"),
         (struct.pack("<4sBBHI", b"HSTN", VERSION, 0, 0, (16 << 20) + 1), "is over 16777216"),
         (struct.pack("<4sBBHI", b"HSTN", VERSION, 0, 0, 2**32 - 1), "is over 16777216"),
     ],

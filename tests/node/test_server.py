@@ -295,7 +295,8 @@ def test_what_a_worker_says_later_is_not_listened_to(world, connect, bystander, 
         assert isinstance(answer(sock), protocol.Welcome)
         tell(sock, protocol.Attach(b"w" * 16), protocol.Stop(0), protocol.Clear(""))
         sock.sendall(b"x" * 100_000)
-        soon(lambda: world.counts(engines=1, sessions=1, workers=1))
+        assert isinstance(answer(sock), protocol.Welcome)
+        assert world.counts(engines=1, sessions=1, workers=1)
     soon(lambda: world.counts(engines=1, sessions=1))
     assert world.stops == []
 

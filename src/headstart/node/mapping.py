@@ -89,7 +89,8 @@ class ArenaMapping:
                 raise protocol.ProtocolError("the node gave no memory")
             flags = mmap.MAP_SHARED | _MAP_POPULATE
             mapped = mmap.mmap(fds[0], welcome.nbytes, flags=flags)
-            sock.sendall(attach)  # mapped: from now on it may be used
+            sock.sendall(attach)  # mapped
+            protocol.receive(sock, time.monotonic() + timeout_s)  # and known of: it may be used
         except BaseException:
             sock.close()
             raise

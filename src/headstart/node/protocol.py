@@ -34,7 +34,7 @@ from headstart.node.planning import Message as _Message
 from headstart.node.planning import Planned as Planned
 from headstart.types import KEY_NBYTES, BlockKey
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_NBYTES = 16 << 20
 MAX_KEYS = MAX_MESSAGE_NBYTES // KEY_NBYTES // 2
 MAX_WORKERS = 1024
@@ -62,7 +62,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Attach(_Message, frozen=True, tag="attach"):
-    """A worker wants the arena, and says the same again when it has mapped it."""
+    """A worker wants the arena, and says so again when it has mapped it. Both are answered."""
 
     worker: bytes
 

@@ -239,6 +239,7 @@ class _Connection:
             raise protocol.ProtocolError("a worker confirms its own token")
         self._worker = request.worker
         self._sessions.attach(request.worker)
+        self._send(welcome)  # without this it would be a worker too early, and miss
         self._sock.settimeout(None)
         while self._sock.recv(4096):
             pass
