@@ -1,7 +1,8 @@
 """TTFT on vLLM with a slow disk: no cache, Headstart's plan, and loading whatever is held.
 
     .venv-vllm/bin/python benchmarks/vllm_slow_disk.py --bytes-per-s 0 20000000 8000000 5000000 \
-        --always --sick --json benchmarks/results/vllm_slow_disk.json
+        --lengths 256 1024 2048x3 --always --sick drop stall crowd short \
+        --json benchmarks/results/vllm_slow_disk.json
 
 SmolLM2-135M in float32, computing on one core. Every prompt is stored once, on disk only. Then, for
 each speed, the nodes are started anew in a cgroup whose reads the kernel throttles
@@ -11,9 +12,9 @@ in turn, prompt by prompt, each in its own engine, in an order that rotates:
     plain     no connector             plain again   another such engine, for the A/A spread
     planned   `"load": "planned"`      always        `"load": "always"`, with --always
 
-With --sick also: a disk that falls from its speed to 2 MB/s and comes back, one that gives nothing
-for 20 s, eight requests at once on a slow one, and prompts of one or two blocks hit in memory.
-Every answer is compared. Engines wait while another one computes.
+With --sick: "drop", a disk that falls from its speed to 2 MB/s and comes back; "stall",
+one that gives nothing for 20 s; "crowd", eight requests at once on a slow one; "short", prompts of
+one or two blocks hit in memory. Every answer is compared. Engines wait while another one computes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from headstart.config import cache_dir, engine_environment
 from headstart.engines.smollm2 import prepare_model
 from headstart.engines.vllm.command import server_words
 
-LENGTHS = (256, 1024, 2048)
+LENGTHS = ((256, None), (1024, None), (2048, None))
 _PAUSE_S = 2.0
 """For what another engine and its node have still to do: they share the core."""
 _CGROUPS = Path("/sys/fs/cgroup/blkio")
@@ -61,10 +62,14 @@ def main() -> None:
     parser.add_argument(
         "--bytes-per-s", type=int, nargs="*", default=[0], help="of the disk; 0: as it is"
     )
-    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument(
+        "--lengths", type=_length, nargs="*", default=LENGTHS, help="TOKENS[xPAIRS], each"
+    )
+    parser.add_argument("--pairs", type=int, default=10, help="for lengths that do not say")
     parser.add_argument("--always", action="store_true")
-    parser.add_argument("--sick", action="store_true")
+    parser.add_argument(
+        "--sick", nargs="*", choices=("drop", "stall", "crowd", "short"), default=()
+    )
     parser.add_argument("--crowd-length", type=int, default=_SICK_LENGTH)
     parser.add_argument("--root", type=Path, default=Path("build"), help="folder on the disk")
     options = parser.parse_args()
@@ -90,9 +95,20 @@ class _Campaign:
         self._answers: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
 
     def run(self) -> dict[str, object]:
-        lengths, pairs = self._options.lengths, self._options.pairs
-        prompts = [self._prompt(length) for _ in range(pairs) for length in lengths]
-        sick = [self._prompt(_SICK_LENGTH) for _ in range(_NUM_SICK * self._options.sick)]
+        pairs = {
+            length: self._options.pairs if pairs is None else pairs
+            for length, pairs in self._options.lengths
+        }
+        prompts = [
+            self._prompt(length)
+            for number in range(max(pairs.values(), default=0))
+            for length, of_length in pairs.items()
+            if number < of_length
+        ]
+        is_usual = self._options.crowd_length == _SICK_LENGTH
+        of_stored = {"drop", "stall", *(("crowd",) if is_usual else ())}
+        num_sick = _NUM_SICK if of_stored & set(self._options.sick) else 0
+        sick = [self._prompt(_SICK_LENGTH) for _ in range(num_sick)]
         for arm in self._stored:
             self._start_node(arm)
         for arm in self._arms:
@@ -110,16 +126,16 @@ class _Campaign:
         for bytes_per_s in self._options.bytes_per_s:
             document["speeds"].append(self._at(bytes_per_s, prompts))  # type: ignore[attr-defined]
             self._save(document)
-        if self._options.sick:
-            for name, scenario in (
-                ("drop", self._drop),
-                ("stall", self._stall),
-                ("crowd", self._crowd),
-                ("short", self._short),
-            ):
-                document["sick"][name] = scenario(sick)  # type: ignore[index]
-                print(name, json.dumps(document["sick"][name])[:2000], flush=True)  # type: ignore[index]
-                self._save(document)
+        scenarios = {
+            "drop": self._drop,
+            "stall": self._stall,
+            "crowd": self._crowd,
+            "short": self._short,
+        }
+        for name in self._options.sick:
+            found = document["sick"][name] = scenarios[name](sick)  # type: ignore[index]
+            print(name, json.dumps(found)[:2000], flush=True)
+            self._save(document)
         self._save(document)
         return document
 
@@ -135,8 +151,8 @@ class _Campaign:
         ttft: dict[str, dict[str, list[float]]] = {
             arm: {str(len(prompt)): [] for prompt in prompts} for arm in self._arms
         }
-        for number, prompt in enumerate(prompts):
-            first = number // len(self._options.lengths) % len(self._arms)
+        for prompt in prompts:
+            first = len(ttft["plain"][str(len(prompt))]) % len(self._arms)
             for arm in self._arms[first:] + self._arms[:first]:
                 ttft[arm][str(len(prompt))].append(self._ask(arm, prompt))
             told = {arm: round(t[str(len(prompt))][-1], 3) for arm, t in ttft.items()}
@@ -306,7 +322,7 @@ class _Campaign:
     def _start_node(self, arm: str) -> None:
         config = self._folder / f"{arm}.toml"
         config.write_text(
-            f'[memory]\ncapacity = "512MiB"\n[node]\nsocket = "{self._socket(arm)}"\n'
+            f'[memory]\ncapacity = "1GiB"\n[node]\nsocket = "{self._socket(arm)}"\n'
             f'metrics_port = 0\n[[tiers]]\nkind = "file"\nroot = "{self._folder / arm}"\n'
             'capacity = "6GiB"\n'
         )
@@ -338,6 +354,12 @@ class _Campaign:
     def _headstart(self, *words: str) -> str:
         program = str(Path(sys.executable).parent / "headstart")
         return subprocess.run([program, *words], capture_output=True, text=True, check=True).stdout
+
+
+def _length(text: str) -> tuple[int, int | None]:
+    """Of TOKENS[xPAIRS]."""
+    length, _, pairs = text.partition("x")
+    return int(length), int(pairs) if pairs else None
 
 
 def _cgroup(arm: str) -> Path:
