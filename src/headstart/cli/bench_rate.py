@@ -14,30 +14,20 @@ from headstart import render
 from headstart.cli.bench_report import ReportOptions
 from headstart.cli.bench_serve import (
     ApiKey,
-    BlockSize,
-    Documents,
     Model,
-    OutputTokens,
-    OwnTokens,
     PrefixCache,
-    Seed,
-    SharedTokens,
-    Think,
-    Turns,
     Url,
-    Vocabulary,
     WarmUp,
-    Workload,
     base_url,
     end_on_signals,
 )
-from headstart.cli.load_options import TraceOptions
+from headstart.cli.load_options import ShapeOptions, TraceOptions
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
     from headstart.bench.drive import Target
-    from headstart.bench.load import Ask, Shape
+    from headstart.bench.load import Ask
     from headstart.bench.rate import Plan, Trial
     from headstart.bench.run import Run
     from headstart.bench.serve import Load
@@ -74,7 +64,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOptions:
+class TrialOptions(ShapeOptions):
     """What is sent in each trial."""
 
     requests: Annotated[int, typer.Option(min=1, help="Requests of a trial, at least.")] = 300
@@ -84,31 +74,21 @@ class TrialOptions:
     processes: Annotated[
         int, typer.Option(min=1, max=256, help="Client processes that share the sessions.")
     ] = 1
-    workload: Workload = "multi-turn"
-    turns: Turns = 4
-    shared_tokens: SharedTokens = 1024
-    own_tokens: OwnTokens = 256
-    output_tokens: OutputTokens = 32
-    documents: Documents = 8
-    think: Think = 0.0
-    seed: Seed = 0
-    block_size: BlockSize = 16
-    vocabulary: Vocabulary = 30_000
 
     def load(self, rate: float, traced: TraceOptions) -> Load:
         """Enough of the workload for a trial at a rate. Raises ConfigError."""
         from headstart.bench.drive import Pace
         from headstart.bench.serve import Load
 
-        one = traced.asks(self.workload, self._shape(1))
+        one = traced.asks(self.workload, self.shape(1))
         if traced.trace is None:
             num_sessions = self._num_sessions(rate, len(one))
-            asks = traced.asks(self.workload, self._shape(num_sessions))
+            asks = traced.asks(self.workload, self.shape(num_sessions))
         else:
             asks = self._first(one, rate)
         return Load(
             workload=self.workload,
-            shape=self._shape(1),
+            shape=self.shape(1),
             pace=Pace(rate=rate, processes=self.processes, seed=self.seed),
             asks=tuple(asks),
             block_size=self.block_size,
@@ -136,21 +116,6 @@ class TrialOptions:
 
     def _num_sessions(self, rate: float, requests_each: int) -> int:
         return max(math.ceil(self.requests / requests_each), math.ceil(rate * self.seconds))
-
-    def _shape(self, num_sessions: int) -> Shape:
-        from headstart.bench.load import Shape
-
-        return Shape(
-            sessions=num_sessions,
-            turns=self.turns,
-            shared_tokens=self.shared_tokens,
-            own_tokens=self.own_tokens,
-            output_tokens=self.output_tokens,
-            documents=self.documents,
-            think_s=self.think,
-            seed=self.seed,
-            vocabulary=self.vocabulary,
-        )
 
 
 @grouped

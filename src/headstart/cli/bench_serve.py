@@ -15,7 +15,7 @@ import typer
 
 from headstart import render
 from headstart.cli.bench_report import ReportOptions
-from headstart.cli.load_options import SendOptions, TraceOptions
+from headstart.cli.load_options import SendOptions, ShapeOptions, TraceOptions
 from headstart.cli.options import JsonTarget, grouped
 from headstart.errors import ConfigError
 
@@ -37,29 +37,13 @@ Model = Annotated[str, typer.Option(help="The model's name; its only one by defa
 ApiKey = Annotated[
     str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Where the server asks.")
 ]
-Workload = Annotated[
-    str,
-    typer.Option(
-        help="shared-prefix, multi-turn, rag, unique (nothing to hit), or with --trace: trace, "
-        "agentic (sessions with pauses)."
-    ),
-]
 Sessions = Annotated[int, typer.Option(min=1, help="Sessions, each with its own text.")]
-Turns = Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")]
-SharedTokens = Annotated[
-    int, typer.Option(min=0, help="Tokens that sessions share: system prompt, documents.")
-]
-OwnTokens = Annotated[int, typer.Option(min=1, help="Tokens of a question.")]
-OutputTokens = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
-Documents = Annotated[int, typer.Option(min=1, help="Documents of rag.")]
 Rate = Annotated[
     float | None, typer.Option(min=1e-6, help="Open loop: sessions that start a second.")
 ]
 Concurrency = Annotated[
     int | None, typer.Option(min=1, help="Closed loop: sessions at once; 1 by default.")
 ]
-Think = Annotated[float, typer.Option(min=0.0, help="Seconds between turns.")]
-Seed = Annotated[int, typer.Option(help="Of texts and arrivals.")]
 Salt = Annotated[
     str | None,
     typer.Option(help="Makes the prompts new to the server: one for both runs of a pair."),
@@ -116,10 +100,6 @@ NodeConfig = Annotated[
 StartLimit = Annotated[
     float, typer.Option(min=1.0, help="Seconds that a server may take to come up.")
 ]
-BlockSize = Annotated[
-    int, typer.Option(min=1, help="The server's block, for the hit rate that is possible.")
-]
-Vocabulary = Annotated[int, typer.Option(min=30, help="Token ids are smaller than this.")]
 WarmUp = Annotated[int, typer.Option(min=0, help="Requests to a new server, not counted.")]
 PrefixCache = Annotated[
     bool | None,
@@ -145,6 +125,7 @@ def end_on_signals() -> None:
 @grouped
 def serve(
     context: typer.Context,
+    shaped: ShapeOptions,
     traced: TraceOptions,
     sending: SendOptions,
     shown: ReportOptions,
@@ -152,17 +133,9 @@ def serve(
     url: Url = DEFAULT_URL,
     model: Model = "",
     api_key: ApiKey = "",
-    workload: Workload = "multi-turn",
     sessions: Sessions = 16,
-    turns: Turns = 4,
-    shared_tokens: SharedTokens = 1024,
-    own_tokens: OwnTokens = 256,
-    output_tokens: OutputTokens = 32,
-    documents: Documents = 8,
     rate: Rate = None,
     concurrency: Concurrency = None,
-    think: Think = 0.0,
-    seed: Seed = 0,
     salt: Salt = None,
     arm: Arms = None,
     serve_model: ServeModel = "",
@@ -172,8 +145,6 @@ def serve(
     root: Root = Path("build/bench"),
     node_config: NodeConfig = None,
     start_limit: StartLimit = 600.0,
-    block_size: BlockSize = 16,
-    vocabulary: Vocabulary = 30_000,
     warm_up: WarmUp = 2,
     prefix_cache: PrefixCache = None,
     json: JsonTarget = None,
@@ -190,7 +161,7 @@ def serve(
     told = context.params
     render.check_target(json)
     slo = shown.checked()
-    load, plan = _load(told, traced, sending), _plan(told)
+    load, plan = _load(told, shaped, traced, sending), _plan(told)
     is_one = rounds == 1 and not phases and not _made(told)
     runs: list[Run] = []
     with _served(told, plan) as arms:
@@ -246,28 +217,17 @@ def _run(arms: Sequence[Served], load: Load, plan: Plan, runs: list[Run], kept: 
             render.publish(kept.document(runs), kept.json, show)
 
 
-def _load(told: Told, traced: TraceOptions, sending: SendOptions) -> Load:
-    from headstart.bench.load import Shape
+def _load(told: Told, shaped: ShapeOptions, traced: TraceOptions, sending: SendOptions) -> Load:
     from headstart.bench.serve import Load
 
-    shape = Shape(
-        sessions=told["sessions"],
-        turns=told["turns"],
-        shared_tokens=told["shared_tokens"],
-        own_tokens=told["own_tokens"],
-        output_tokens=told["output_tokens"],
-        documents=told["documents"],
-        think_s=told["think"],
-        seed=told["seed"],
-        vocabulary=told["vocabulary"],
-    )
-    asks = traced.asks(told["workload"], shape)
+    shape = shaped.shape(told["sessions"])
+    asks = traced.asks(shaped.workload, shape)
     return Load(
-        workload=told["workload"],
+        workload=shaped.workload,
         shape=shape,
-        pace=sending.pace(asks, told["rate"], told["concurrency"], told["seed"]),
+        pace=sending.pace(asks, told["rate"], told["concurrency"], shaped.seed),
         asks=tuple(asks),
-        block_size=told["block_size"],
+        block_size=shaped.block_size,
         num_warm_up=told["warm_up"],
         told=traced.told(),
     )

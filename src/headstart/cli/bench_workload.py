@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headstart import render
-from headstart.cli.bench_serve import (
-    BlockSize,
-    Documents,
-    OutputTokens,
-    OwnTokens,
-    Seed,
-    Sessions,
-    SharedTokens,
-    Think,
-    Turns,
-    Vocabulary,
-    Workload,
-)
-from headstart.cli.load_options import TraceOptions
+from headstart.cli.bench_serve import Sessions
+from headstart.cli.load_options import ShapeOptions, TraceOptions
 from headstart.cli.options import JsonTarget, grouped
 
 if TYPE_CHECKING:
@@ -32,18 +20,9 @@ SCHEMA = "headstart.bench.workload/1"
 
 @grouped
 def workload(
+    shaped: ShapeOptions,
     traced: TraceOptions,
-    workload: Workload = "multi-turn",
     sessions: Sessions = 16,
-    turns: Turns = 4,
-    shared_tokens: SharedTokens = 1024,
-    own_tokens: OwnTokens = 256,
-    output_tokens: OutputTokens = 32,
-    documents: Documents = 8,
-    think: Think = 0.0,
-    seed: Seed = 0,
-    vocabulary: Vocabulary = 30_000,
-    block_size: BlockSize = 16,
     rate: Annotated[
         float, typer.Option(min=1e-6, help="Sessions that start a second, where no trace tells.")
     ] = 1.0,
@@ -60,26 +39,15 @@ def workload(
     """
     from headstart.bench.drive import Pace, starts_of
     from headstart.bench.export import scheduled, write_mooncake
-    from headstart.bench.load import Shape
 
     render.check_target(json)
-    shape = Shape(
-        sessions=sessions,
-        turns=turns,
-        shared_tokens=shared_tokens,
-        own_tokens=own_tokens,
-        output_tokens=output_tokens,
-        documents=documents,
-        think_s=think,
-        seed=seed,
-        vocabulary=vocabulary,
-    )
-    asks = traced.asks(workload, shape)
-    timed = scheduled(asks, starts_of(asks, Pace(rate=rate, seed=seed)))
+    asks = traced.asks(shaped.workload, shaped.shape(sessions))
+    timed = scheduled(asks, starts_of(asks, Pace(rate=rate, seed=shaped.seed)))
     if jsonl is not None:
-        write_mooncake(jsonl, timed, block_size)
-    document = _described([ask for _, ask in timed], timed[-1][0] - timed[0][0], block_size)
-    document = {"schema": SCHEMA, "workload": workload, **document}
+        write_mooncake(jsonl, timed, shaped.block_size)
+    span_s = timed[-1][0] - timed[0][0]
+    document = _described([ask for _, ask in timed], span_s, shaped.block_size)
+    document = {"schema": SCHEMA, "workload": shaped.workload, **document}
     render.publish(document, json, lambda: _show(document))
 
 

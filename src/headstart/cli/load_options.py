@@ -72,6 +72,50 @@ class TraceOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeOptions:
+    """What is asked, but for how many sessions."""
+
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="shared-prefix, multi-turn, rag, unique (nothing to hit), or with --trace: trace, "
+            "agentic (sessions with pauses)."
+        ),
+    ] = "multi-turn"
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a session of multi-turn.")] = 4
+    shared_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens that sessions share: system prompt, documents.")
+    ] = 1024
+    own_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a question.")] = 256
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 32
+    documents: Annotated[int, typer.Option(min=1, help="Documents of rag.")] = 8
+    think: Annotated[float, typer.Option(min=0.0, help="Seconds between turns.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Of texts and arrivals.")] = 0
+    vocabulary: Annotated[int, typer.Option(min=30, help="Token ids are smaller than this.")] = (
+        30_000
+    )
+    block_size: Annotated[
+        int, typer.Option(min=1, help="The server's block, for the hit rate that is possible.")
+    ] = 16
+
+    def shape(self, sessions: int) -> Shape:
+        """Of a load of so many sessions."""
+        from headstart.bench.load import Shape
+
+        return Shape(
+            sessions=sessions,
+            turns=self.turns,
+            shared_tokens=self.shared_tokens,
+            own_tokens=self.own_tokens,
+            output_tokens=self.output_tokens,
+            documents=self.documents,
+            think_s=self.think,
+            seed=self.seed,
+            vocabulary=self.vocabulary,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
     """Who sends a load, and when."""
 
