@@ -54,7 +54,7 @@ measure() {  # NAME ARMS PHASES OPTIONS...
 }
 
 # Ten chats on one system prompt: 3,000 tokens in all, which the pool cannot hold.
-measure multi-turn "gpu-prefix headstart" cold,steady,engine-restart --workload multi-turn \
+measure multi-turn "gpu-prefix headstart" cold,steady,host-cold --workload multi-turn \
     --sessions 10 --turns 2 --shared-tokens 384 --own-tokens 128 --output-tokens 8
 # Four documents in another order for each question.
 measure rag "gpu-prefix headstart" cold,steady --workload rag \
