@@ -293,11 +293,17 @@ class Sessions:
                 session.board.beat()
 
     def sweep(self) -> int:
-        """Give back leases that nobody claimed in time; how many."""
+        """Give back leases that nobody claimed in time; how many.
+
+        Time counts from when all is there: whoever waits for a long read claims nothing before.
+        """
         now = self._clock()
         count = 0
         with self._lock:
             for session in self._sessions.values():
+                for lease in session.leases.values():
+                    if not lease.promotion.is_over:
+                        lease.expires_at = self._expiry()
                 late = [
                     number
                     for number, lease in session.leases.items()
