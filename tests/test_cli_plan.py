@@ -65,10 +65,20 @@ def test_measured_prefills_are_used(capsys):
     assert values["prefill_s"] == pytest.approx(2.1, rel=0.03)
 
 
+def test_hits_in_host_memory_steps_and_links(capsys):
+    args = ("--memory-share", "60%", "--step", "20ms", "--step-tokens", "2048")
+    _, printed = ended(capsys, *MODEL, *args, "--link", "pcie4-x16", "--explain")
+    assert re.search(r"its hit, copied from host memory +[0-9.]+ ms", printed.out)
+    assert "0.02 s x 4 steps" in printed.out
+    assert "3.15e+10 B/s x 0.87 x 1 GPUs" in printed.out
+    assert re.search(r"TPOT, hit: p99 +[0-9.]+ ms +simulated", printed.out)
+    assert "steps of up to 2048 prompt tokens, 0.03 s longer while answers run" in printed.out
+
+
 def test_the_reference_says_what_it_missed(capsys):
     code, printed = ended(capsys, "reference", "--explain")
     assert code == 1
-    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 3
+    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 2
     assert "fitted to" in printed.out
     code, printed = ended(capsys, "reference", "--json", "-")
     assert json.loads(printed.out)["schema"] == "headstart.plan.reference/1"
@@ -93,6 +103,12 @@ def test_tables(capsys, command, word):
         ((*MODEL, "--prefill", "x"), "write tokens=seconds"),
         ((*MODEL, "--prefill", "0=1"), "cannot be"),
         ((*MODEL, "--hit-share", "2"), "--hit-share"),
+        ((*MODEL, "--memory-share", "100%"), "no storage to size"),
+        ((*MODEL, "--memory-share", "x"), "--memory-share 'x' is no share"),
+        ((*MODEL, "--step-tokens", "0"), "compute at least 1 token"),
+        ((*MODEL, "--step", "soon"), "is not a quantity"),
+        ((*MODEL, "--gpu", "h900"), "gpu 'h900' is no preset"),
+        ((*MODEL, "--link", "pcie9"), "link 'pcie9' is no preset"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_supply(capsys, args, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headstart.sizing.sizing import Plan
+from headstart.sizing.plan import Plan
 
 
 def document(plan: Plan) -> dict[str, object]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headstart.figure import plain, svg
 from headstart.sizing.answers import format_duration
-from headstart.sizing.sizing import Plan
+from headstart.sizing.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from headstart.page import html_keys, html_page, html_table
+from headstart.sizing.plan import Plan
 from headstart.sizing.plots import (
     COMPUTE,
     COMPUTE_DASH,
@@ -13,7 +14,6 @@ from headstart.sizing.plots import (
     flips_svg,
     times_svg,
 )
-from headstart.sizing.sizing import Plan
 
 
 def page(plan: Plan) -> str:
