@@ -35,6 +35,7 @@ def test_the_document(capsys):
     assert (code, found["schema"]) == (0, "headstart.plan/1")
     assert values["kv_token_nbytes"] == 65536
     assert values["read_bytes_per_s"] == 10e9
+    assert found["load"]["memory_share"] == 0.0
     assert all(each["formula"] for each in found["answers"])
 
 
