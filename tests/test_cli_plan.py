@@ -76,6 +76,19 @@ def test_hits_in_host_memory_steps_and_links(capsys):
     assert "steps of up to 2048 prompt tokens, 0.03 s longer while answers run" in printed.out
 
 
+def test_the_figures_of_the_page(capsys):
+    """Those that docs/plan.md gives as examples."""
+    found = {}
+    for name in ("llama-3.1-8b", "llama-3.1-405b"):
+        _, printed = ended(capsys, "--model", name, "--context", "8k", "--json", "-")
+        answers = json.loads(printed.out)["answers"]
+        found[name] = {each["key"]: each["value"] for each in answers}
+    small, large = found.values()
+    assert (small["flip_concurrency"], large["flip_concurrency"]) == (1, 23)
+    tpots = [round(small[f"{what}_tpot_p50_s"] * 1000) for what in ("hit", "recompute")]
+    assert tpots == [31, 48]
+
+
 def test_the_reference_says_what_it_missed(capsys):
     code, printed = ended(capsys, "reference", "--explain")
     assert code == 1

@@ -48,6 +48,7 @@ def document(plan: Plan) -> dict[str, object]:
                 "tokens": cell.tokens,
                 "concurrency": cell.concurrency,
                 "load_s": cell.load_s,
+                "memory_s": cell.memory_s,
                 "recompute_s": cell.recompute_s,
             }
             for cell in plan.cells

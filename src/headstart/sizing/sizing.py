@@ -32,6 +32,8 @@ class Cell:
     tokens: int
     concurrency: int
     load_s: float
+    memory_s: float
+    """Of one that host memory holds, alone."""
     recompute_s: float
 
     @property
@@ -94,6 +96,7 @@ class Sizing:
             tokens=tokens,
             concurrency=count,
             load_s=reads.read_s(nbytes) + self.memory_hit_s(tokens),
+            memory_s=self.memory_hit_s(tokens),
             recompute_s=self.costs.prefill_s(0, tokens),
         )
 
