@@ -191,6 +191,14 @@ def test_the_first_wave_is_the_cold_start():
     assert times.p50_s < times.burst_worst_s
 
 
+def test_answers_that_take_no_time():
+    """However late it is: a moment later cannot be told from now, and that must not matter."""
+    long = [Work(tokens=100_000, output_tokens=7)] * 20
+    found = followed(long, token_s=100.0)
+    assert found[-1].answered_s == pytest.approx(20 * 1e7)
+    assert max(each.tpot_s for each in found) < 1e-3
+
+
 @pytest.mark.parametrize(("clients", "engines"), [(0, 1), (1001, 2)])
 def test_as_many_clients_as_can_be_simulated(clients, engines):
     with pytest.raises(ConfigError, match="between 1 and 2000 can be simulated"):

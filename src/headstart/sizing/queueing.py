@@ -178,6 +178,11 @@ class _Shared:
     def add(self, amount: float, request: int) -> None:
         heapq.heappush(self._due, (self._got + amount, request))
 
+    def reach(self, now: float) -> None:
+        """As `advance`, to what `next_at` was: the first has got all, whatever is rounded."""
+        self.advance(now)
+        self._got = max(self._got, self._due[0][0])
+
     def ended(self) -> list[int]:
         """Those that have got all they wait for, taken out; rounding is forgiven."""
         found = []
@@ -228,10 +233,12 @@ class _Run:
                 case "sent":
                     self._read(which)
                 case "read" if version == self._storage.version:
+                    self._storage.reach(self._now)
                     self._end_reads()
                 case "step":
                     self._end_step(which)
                 case "answered" if version == self._answers[which].version:
+                    self._answers[which].reach(self._now)
                     self._end_answers(which)
                     self._watch("answered", which, self._answers[which])
         return [
@@ -261,7 +268,6 @@ class _Run:
         self._share_storage()
 
     def _end_reads(self) -> None:
-        self._storage.advance(self._now)
         for request in self._storage.ended():
             self._arrive(request)
         self._share_storage()
