@@ -35,6 +35,7 @@ def test_the_document(capsys):
     assert (code, found["schema"]) == (0, "headstart.plan/1")
     assert values["kv_token_nbytes"] == 65536
     assert values["read_bytes_per_s"] == 10e9
+    assert found["load"]["memory_share"] == 0.0
     assert all(each["formula"] for each in found["answers"])
 
 
@@ -65,10 +66,33 @@ def test_measured_prefills_are_used(capsys):
     assert values["prefill_s"] == pytest.approx(2.1, rel=0.03)
 
 
+def test_hits_in_host_memory_steps_and_links(capsys):
+    args = ("--memory-share", "60%", "--step", "20ms", "--step-tokens", "2048")
+    _, printed = ended(capsys, *MODEL, *args, "--link", "pcie4-x16", "--explain")
+    assert re.search(r"its hit, copied from host memory +[0-9.]+ ms", printed.out)
+    assert "0.02 s x 4 steps" in printed.out
+    assert "3.15e+10 B/s x 0.87 x 1 GPUs" in printed.out
+    assert re.search(r"TPOT, hit: p99 +[0-9.]+ ms +simulated", printed.out)
+    assert "steps of up to 2048 prompt tokens, 0.03 s longer while answers run" in printed.out
+
+
+def test_the_figures_of_the_page(capsys):
+    """Those that docs/plan.md gives as examples."""
+    found = {}
+    for name in ("llama-3.1-8b", "llama-3.1-405b"):
+        _, printed = ended(capsys, "--model", name, "--context", "8k", "--json", "-")
+        answers = json.loads(printed.out)["answers"]
+        found[name] = {each["key"]: each["value"] for each in answers}
+    small, large = found.values()
+    assert (small["flip_concurrency"], large["flip_concurrency"]) == (1, 23)
+    tpots = [round(small[f"{what}_tpot_p50_s"] * 1000) for what in ("hit", "recompute")]
+    assert tpots == [31, 48]
+
+
 def test_the_reference_says_what_it_missed(capsys):
     code, printed = ended(capsys, "reference", "--explain")
     assert code == 1
-    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 3
+    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 2
     assert "fitted to" in printed.out
     code, printed = ended(capsys, "reference", "--json", "-")
     assert json.loads(printed.out)["schema"] == "headstart.plan.reference/1"
@@ -93,6 +117,12 @@ def test_tables(capsys, command, word):
         ((*MODEL, "--prefill", "x"), "write tokens=seconds"),
         ((*MODEL, "--prefill", "0=1"), "cannot be"),
         ((*MODEL, "--hit-share", "2"), "--hit-share"),
+        ((*MODEL, "--memory-share", "100%"), "no storage to size"),
+        ((*MODEL, "--memory-share", "x"), "--memory-share 'x' is no share"),
+        ((*MODEL, "--step-tokens", "0"), "compute at least 1 token"),
+        ((*MODEL, "--step", "soon"), "is not a quantity"),
+        ((*MODEL, "--gpu", "h900"), "gpu 'h900' is no preset"),
+        ((*MODEL, "--link", "pcie9"), "link 'pcie9' is no preset"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_supply(capsys, args, message):

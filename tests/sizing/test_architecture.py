@@ -148,6 +148,7 @@ def test_a_language_model_inside_another():
         ({"layer_types": ["full_attention"]}, "must name 2 layers .* it names 1"),
         ({"layer_types": ["full_attention", "x"]}, "not x"),
         ({"model_type": "deepseek_v3"}, "qk_rope_head_dim is missing"),
+        ({"active_parameters": "13B"}, "active_parameters is '13B'; supply a number"),
     ],
 )
 def test_what_is_missing_or_unknown_is_said(changes, message):
@@ -159,6 +160,14 @@ def test_what_is_missing_or_unknown_is_said(changes, message):
 def test_what_is_no_config(text):
     with pytest.raises(ConfigError, match="JSON"):
         parse_model("tiny", text)
+
+
+def test_active_parameters_can_be_given():
+    found = parsed(active_parameters=3.3e9)
+    assert (found.active_parameters, found.parameters_from) == (
+        3300000000,
+        "given as active_parameters",
+    )
 
 
 def test_a_folder_will_do(tmp_path):

@@ -124,22 +124,51 @@ def test_recurrent_layers_keep_a_state_whatever_the_length():
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    ("kind", "fields", "chosen"),
     [
-        ("Llama", {"num_hidden_layers": 3, "num_key_value_heads": 2}),
+        ("Llama", {"num_hidden_layers": 3, "num_key_value_heads": 2}, 1.0),
         (
             "Mixtral",
             {"num_hidden_layers": 2, "num_key_value_heads": 2, "num_local_experts": 4},
+            2 / 4,
+        ),
+        (
+            "Qwen3Next",
+            {
+                "num_hidden_layers": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "linear_num_value_heads": 4,
+                "linear_num_key_heads": 2,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "moe_intermediate_size": 16,
+                "shared_expert_intermediate_size": 16,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+            },
+            2 / 4,
+        ),
+        (
+            "Jamba",
+            {
+                "num_hidden_layers": 8,
+                "num_key_value_heads": 2,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "use_mamba_kernels": False,
+            },
+            2 / 4,
         ),
     ],
 )
-def test_active_parameters_are_those_of_the_projections(kind, fields):
+def test_active_parameters_are_those_of_the_projections(kind, fields, chosen):
     model, found = built(kind, **fields)
-    weights = {name: each.numel() for name, each in model.model.layers.named_parameters()}
-    share = {"experts": 2 / 4}
+    # Norms, biases and the decay of states are no multiplications with all of a token.
+    left_out = ("norm", "bias", "A_log", ".D")
     counted = sum(
-        count * next((part for word, part in share.items() if f".{word}." in name), 1)
-        for name, count in weights.items()
-        if "norm" not in name
+        weights.numel() * (chosen if ".experts." in name else 1)
+        for name, weights in model.model.layers.named_parameters()
+        if not any(word in name for word in left_out)
     )
     assert found.active_parameters == counted

@@ -1,70 +1,190 @@
 """Predictions against what was measured: a vendor's published tests, and vLLM on a CPU.
 
-The vLLM figures are those of benchmarks/results/vllm_restart.json, as the README prints them.
+The figures of vLLM are those of benchmarks/results, as the README prints them: one core, whose
+copies in memory stand for the link, and the disk of the file tier.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import pytest
 
 from headstart.sizing import reference
 from headstart.sizing.configfile import read_model
-from headstart.sizing.hardware import Hardware, look_up
+from headstart.sizing.hardware import Hardware, Link, look_up
+from headstart.sizing.load import Load
 from headstart.sizing.prefill import engine_costs
+from headstart.sizing.queueing import Work, follow
+from headstart.sizing.sizing import Sizing
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "vllm_restart.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+BLOCK_TOKENS = 128
+STEP_TOKENS = 2048
+"""vLLM's default for servers on a CPU."""
 
 
 @pytest.fixture(scope="module")
 def measured():
-    return json.loads(RESULTS.read_text())
+    return read("vllm_restart")
+
+
+def read(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def ttft_s(measured, phase, tokens):
     return median(measured["ttft_s"][phase][str(tokens)])
 
 
-@pytest.fixture(scope="module")
-def costs(measured):
-    """From the shortest and the longest prompt alone."""
-    points = [(tokens, ttft_s(measured, "recompute", tokens)) for tokens in (1024, 7000)]
-    model = read_model("smollm2-135m")
-    return engine_costs(model, look_up(Hardware()), measured=points)
+def costs(measured, copy_bytes_per_s=1e30):
+    """Prefills from the shortest and the longest prompt alone, the step from one own hit."""
+    machine = look_up(Hardware(link=Link(bytes_per_s=copy_bytes_per_s)))
+    return engine_costs(
+        read_model("smollm2-135m"),
+        machine,
+        measured=[(tokens, ttft_s(measured, "recompute", tokens)) for tokens in (1024, 7000)],
+        step_s=ttft_s(measured, "own hit", 1024),
+        max_step_tokens=STEP_TOKENS,
+    )
+
+
+def sized(measured, tokens, bytes_per_s=None):
+    """A prompt whose whole blocks are held, on the disk as it was measured, or a slower one."""
+    copies = read("vllm_no_hit")["headstart"]
+    copy_bytes_per_s = copies["store_bytes"] / copies["store_copy_seconds"]
+    held = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    load = Load(
+        contexts=((tokens, 1.0),),
+        concurrency=1,
+        hit_share=min(1.0, (held + 0.5) / tokens),
+        kv_dtype="float32",
+    )
+    machine = look_up(Hardware(read_bytes_per_s=bytes_per_s or measured["raw_read_bytes_per_s"]))
+    found = Sizing(read_model("smollm2-135m"), machine, load, costs(measured, copy_bytes_per_s))
+    assert found.held(tokens) == min(held, tokens - 1)
+    return found
 
 
 def test_kv_bytes_are_those_of_the_engines_blocks(measured):
     model = read_model("smollm2-135m")
-    assert model.prompt_nbytes(128, "float32") == measured["block_nbytes"]
+    assert model.prompt_nbytes(BLOCK_TOKENS, "float32") == measured["block_nbytes"]
 
 
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096, 7000])
-def test_prefills(measured, costs, tokens):
-    assert costs.prefill_s(0, tokens) == pytest.approx(
-        ttft_s(measured, "recompute", tokens), rel=0.15
+def test_prefills(measured, tokens):
+    assert costs(measured).prefill_s(0, tokens) == pytest.approx(
+        ttft_s(measured, "recompute", tokens), rel=0.05
     )
 
 
+@pytest.mark.parametrize("tokens", [1024, 2048, 4096, 7000])
+def test_hits_in_memory_and_on_the_disk(measured, tokens):
+    """As asked in turn, in five rounds. Of 7,000 tokens, 88 are computed besides."""
+    found = sized(measured, tokens)
+    for whence, predicted in (
+        ("memory", found.memory_hit_s(tokens)),
+        ("file", found.cell(tokens, 1).load_s),
+    ):
+        hits = [each[whence][str(tokens)] for each in measured["rounds_ttft_s"]]
+        assert len(hits) == 5
+        assert predicted == pytest.approx(median(hits), rel=0.1)
+
+
 @pytest.mark.parametrize(
-    ("tokens", "within"), [(1024, 0.15), (2048, 0.15), (7000, 0.15), (4096, 0.25)]
+    ("phase", "tokens", "within"),
+    [
+        ("memory", 1024, 0.15),
+        ("memory", 4096, 0.2),
+        ("memory", 7000, 0.15),
+        ("restart", 1024, 0.15),
+        ("restart", 4096, 0.25),
+        ("restart", 7000, 0.15),
+    ],
 )
-def test_hits_after_a_restart(measured, tokens, within):
-    """The engine's own hit, and the bytes at the disk's rate. 4,096 tokens came 19 % sooner: that
-    disk is shared, and was faster then than when its rate was measured."""
-    nbytes = tokens // 128 * measured["block_nbytes"]
-    load_s = nbytes / measured["raw_read_bytes_per_s"]
-    predicted = ttft_s(measured, "own hit", tokens) + load_s
-    assert predicted == pytest.approx(ttft_s(measured, "restart", tokens), rel=within)
+def test_hits_of_two_prompts(measured, phase, tokens, within):
+    """Of 4,096 tokens both are off: see the tests below for the disk."""
+    found = sized(measured, tokens)
+    predicted = found.memory_hit_s(tokens)
+    if phase == "restart":
+        predicted = found.cell(tokens, 1).load_s
+    assert predicted == pytest.approx(ttft_s(measured, phase, tokens), rel=within)
 
 
-def test_a_hit_that_leaves_a_part_to_compute(measured, costs):
-    """88 tokens of 7,000, by the fitted prefills, without any hit measured."""
-    nbytes = 7000 // 128 * measured["block_nbytes"]
-    predicted = costs.prefill_s(6912, 7000) + nbytes / measured["raw_read_bytes_per_s"]
-    assert predicted == pytest.approx(ttft_s(measured, "restart", 7000), rel=0.15)
+@pytest.mark.parametrize("bytes_per_s", [8_000_000, 20_000_000])
+@pytest.mark.parametrize("tokens", [1024, 4096])
+def test_hits_on_disks_throttled_to_a_known_rate(measured, tokens, bytes_per_s):
+    """Reading does not overlap copying, and nothing is counted twice: all but 4 % is explained."""
+    (speed,) = (
+        each for each in read("vllm_slow_disk")["speeds"] if each["bytes_per_s"] == bytes_per_s
+    )
+    predicted = sized(measured, tokens, bytes_per_s).cell(tokens, 1).load_s
+    found = speed["ttft_s"]["always"][str(tokens)]
+    assert len(found) == 3
+    assert predicted == pytest.approx(median(found), rel=0.04)
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096])
+def test_hits_on_the_disk_in_another_run(measured, tokens):
+    (speed,) = (each for each in read("vllm_slow_disk")["speeds"] if not each["bytes_per_s"])
+    found = [each for arm in ("planned", "always") for each in speed["ttft_s"][arm][str(tokens)]]
+    assert len(found) == 6
+    assert sized(measured, tokens).cell(tokens, 1).load_s == pytest.approx(median(found), rel=0.1)
+
+
+def test_what_is_missed_at_4096_tokens_is_how_fast_the_disk_was_then(measured):
+    """Reads of the same 189 MB took 0.1 to 0.36 s in five rounds: it was not the bytes over one
+    rate, but over rates from half to twice of what was measured."""
+    rounds = measured["rounds_ttft_s"]
+    reads_s = [each["file"]["4096"] - each["memory"]["4096"] for each in rounds]
+    nbytes = 4096 // BLOCK_TOKENS * measured["block_nbytes"]
+    rates = [nbytes / each / measured["raw_read_bytes_per_s"] for each in reads_s]
+    assert (min(rates), max(rates)) == (
+        pytest.approx(0.53, abs=0.02),
+        pytest.approx(1.96, abs=0.02),
+    )
+    assert median(rates) == pytest.approx(1.0, abs=0.05)
+
+
+def test_bursts_of_prompts_of_many_lengths(measured):
+    """Eight at once that nobody has seen, in ten rounds: shared steps, and answers beside them."""
+    bursts = read("vllm_no_hit")
+    engine, tpot_s = costs(measured), ttft_s(measured, "own hit", 1024)
+    ttft_ratios, rate_ratios = [], []
+    for lengths, found in zip(lengths_of(bursts), bursts["rounds"], strict=True):
+        outcomes = follow(
+            [Work(tokens=tokens, output_tokens=16) for tokens in lengths],
+            costs=engine,
+            tpot_s=tpot_s,
+            clients=len(lengths),
+            bytes_per_s=1e9,
+        )
+        plain = [found["plain"], found["again"]]
+        ttft = mean(each.ttft_s for each in outcomes)
+        rate = 16 * len(lengths) / max(each.answered_s for each in outcomes)
+        ttft_ratios.append(ttft / mean(each["ttft_s"] for each in plain))
+        rate_ratios.append(rate / mean(each["output_tokens_per_s"] for each in plain))
+    assert ttft_ratios == pytest.approx([1.0] * 10, abs=0.13)
+    assert median(ttft_ratios) == pytest.approx(1.0, abs=0.03)
+    # A step that decodes for eight takes longer on this CPU than the one for one that is given.
+    assert rate_ratios == pytest.approx([1.06] * 10, abs=0.1)
+
+
+def lengths_of(bursts):
+    """The lengths that benchmarks/vllm_no_hit.py drew, between those of the tokens."""
+    settings = {name: bursts["settings"][name] for name in ("min_tokens", "max_tokens")}
+    low, high = (int(each) for each in settings.values())
+    rng = random.Random(11)
+    for _ in range(2 * 200):
+        rng.randrange(100, 40_000)
+    for _ in bursts["rounds"]:
+        lengths = [rng.randint(low, high) for _ in range(int(bursts["settings"]["concurrency"]))]
+        yield lengths
+        for _ in range(3 * sum(lengths)):
+            rng.randrange(100, 40_000)
 
 
 # --------------------------------------------------------------------------------- a vendor's tests
@@ -94,12 +214,26 @@ def test_what_is_missed_is_said(lines):
     assert missed == {
         "TTFT array / local, 8 at once",
         "the same TTFT, by the preset's peak at MFU 0.5",
-        "parallel reads at 5.23 GB/s",
     }
     assert all(lines[what].why for what in missed)
     # By how little, or how much.
     assert abs(lines["TTFT array / local, 8 at once"].error) < 0.051
-    assert abs(lines["parallel reads at 5.23 GB/s"].error) < 0.16
+    # By the ends of the array's stated range: a half, and a half more.
+    errors = [
+        next(line.error for line in reference.lines(reference.fit(array=rate)) if line.is_points)
+        for rate in (10.2e9, 10.4e9)
+    ]
+    assert errors == [pytest.approx(-0.044, abs=0.001), pytest.approx(-0.056, abs=0.001)]
+
+
+def test_parallel_reads_against_serial(lines):
+    serial, parallel = (line for what, line in lines.items() if " reads at " in what)
+    assert (serial.fitted, parallel.fitted) == (True, False)
+    assert -0.12 < parallel.error < 0.0
+    # The GPU that is assumed holds the weights and all prompts; 80 GB would not.
+    model, tokens = read_model("qwen2.5-32b"), int(serial.what.split()[-2])
+    kv = reference.PARALLEL_COUNT * model.prompt_nbytes(tokens, "bfloat16")
+    assert 80e9 < 2 * model.active_parameters + kv < 192e9
 
 
 def test_checkpoints_by_their_bandwidths(lines):

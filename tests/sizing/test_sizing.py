@@ -11,9 +11,10 @@ from headstart.sizing.configfile import read_model
 from headstart.sizing.contexts import mean_tokens, parse_contexts
 from headstart.sizing.documents import document
 from headstart.sizing.hardware import Drive, Gpu, Hardware, look_up, presets, read_hardware
+from headstart.sizing.load import Load
+from headstart.sizing.plan import make_plan
 from headstart.sizing.prefill import break_even_bytes_per_s, engine_costs
-from headstart.sizing.queueing import Work, simulate
-from headstart.sizing.sizing import Load, Sizing
+from headstart.sizing.sizing import Sizing
 
 MODEL = "llama-3.1-8b"
 
@@ -25,7 +26,12 @@ def sizing(hardware=None, **load):
 
 
 def answers(hardware=None, **load):
-    return {each.key: each for each in sizing(hardware, **load).plan().answers}
+    return {each.key: each for each in make_plan(sizing(hardware, **load)).answers}
+
+
+def seconds_of_one_token():
+    """The last of 8,192, after the others."""
+    return (2 * read_model(MODEL).active_parameters + 4 * 32 * 32 * 128 * 8191.5) / (989.4e12 * 0.5)
 
 
 def test_break_even_and_what_follows_from_it():
@@ -34,7 +40,10 @@ def test_break_even_and_what_follows_from_it():
     # One GPU at 989.4 TFLOPS x 0.5, all of the prompt but its last token loaded.
     seconds = (2 * 8.03e9 * 8192 + 4 * 32 * 32 * 128 * 8192**2 / 2) / (989.4e12 * 0.5)
     assert found["prefill_s"].value == pytest.approx(seconds)
-    assert found["break_even_bytes_per_s"].value == pytest.approx(3.56e9, rel=0.005)
+    copy_s = 8191 * 131072 / (63e9 * 0.87)
+    even = 8191 * 131072 / (seconds - seconds_of_one_token() - 1e-4 - copy_s)
+    assert found["break_even_bytes_per_s"].value == pytest.approx(even)
+    assert even == pytest.approx(3.56e9, rel=0.08)  # as by hand, but for the copy
     assert found["engines_fed"].value == 1
     assert found["flip_concurrency"].value == 1
     assert found["staging_nbytes"].value == 16 * 8191 * 131072
@@ -81,8 +90,10 @@ def test_prices_and_staging_are_answered_only_where_known():
 def test_every_answer_has_its_formula_and_the_document_is_json():
     import json
 
-    plan = sizing(Hardware(drive="nvme-gen3", network="100gbe", storage_month=1.0)).plan()
+    hardware = Hardware(drive="nvme-gen3", network="100gbe", storage_month=1.0, staging="1GiB")
+    plan = make_plan(sizing(hardware, memory_share=0.5))
     assert all(len(each.formula) > 10 for each in plan.answers)
+    assert len({each.key for each in plan.answers}) == len(plan.answers)
     text = json.dumps(document(plan), allow_nan=False)
     assert json.loads(text)["schema"] == "headstart.plan/1"
 
@@ -100,21 +111,19 @@ def test_the_slowest_part_counts():
     machine = look_up(array)
     assert machine.slowest.name == "network"
     assert machine.read_bytes_per_s == pytest.approx(10.25e9)
-    many = look_up(Hardware(drive="nvme-gen5", num_drives=8))
-    assert (many.slowest.name, many.read_bytes_per_s) == ("links to the GPUs", 63e9 * 0.87)
+    assert machine.link.bytes_per_s == pytest.approx(8 * 63e9 * 0.87)
     assert look_up(Hardware(read_bytes_per_s=6.78e9)).read_bytes_per_s == 6.78e9
 
 
 def test_more_links_do_not_bring_latent_kv_sooner():
-    hardware = Hardware(num_gpus=8, read_bytes_per_s=1e12)
-    machine = look_up(hardware)
+    machine = look_up(Hardware(num_gpus=8))
     load = Load(contexts=((8192, 1.0),), concurrency=1)
     rates = {}
     for name in ("llama-3.1-8b", "deepseek-v3"):
         model = read_model(name)
-        rates[name] = Sizing(
-            model, machine, load, engine_costs(model, machine)
-        ).machine.read_bytes_per_s
+        costs = engine_costs(model, machine)
+        rates[name] = costs.copy_bytes_per_s
+        assert Sizing(model, machine, load, costs).machine.link.bytes_per_s == rates[name]
     assert rates["llama-3.1-8b"] == pytest.approx(8 * rates["deepseek-v3"])
     assert rates["deepseek-v3"] == pytest.approx(63e9 * 0.87)
 
@@ -194,6 +203,8 @@ def test_contexts_that_cannot_be(text):
     [
         ({"concurrency": 0}, "at least 1"),
         ({"hit_share": 0.0}, "hit share 0 must be above 0"),
+        ({"memory_share": 1.0}, "memory share 1 must be .* below 1: .* no storage to size"),
+        ({"pool_tokens": -1}, "pool tokens -1 at least 0"),
         ({"tpot_s": -1.0}, "output token -1 s"),
         ({"kv_dtype": "int4"}, "KV dtype 'int4' is unknown; allowed: float32"),
         ({"contexts": ((200_000, 1.0),)}, "at most 131072"),
@@ -202,41 +213,58 @@ def test_contexts_that_cannot_be(text):
 )
 def test_loads_that_cannot_be(load, message):
     with pytest.raises(ConfigError, match=message):
-        sizing(**load).plan()
+        make_plan(sizing(**load))
 
 
-# ---------------------------------------------------------------------------------------- queueing
+@pytest.mark.parametrize("steps", [{"step_s": -1.0}, {"max_step_tokens": 0}])
+def test_steps_that_cannot_be(steps):
+    with pytest.raises(ConfigError, match="they last 0 s or more"):
+        engine_costs(read_model(MODEL), look_up(Hardware()), **steps)
 
 
-def work(**changes):
-    fields = {"share": 1.0, "load_nbytes": 1000, "fixed_s": 0.0, "compute_s": 0.0, "decode_s": 0.0}
-    return Work(**{**fields, **changes})
+def test_a_measured_step_is_no_work_of_its_tokens():
+    model, machine = read_model(MODEL), look_up(Hardware())
+    measured = [(1000, 1.1), (4000, 4.1)]
+    costs = engine_costs(model, machine, measured=measured, step_s=0.1)
+    assert [costs.prefill_s(0, n) for n, _ in measured] == pytest.approx([1.1, 4.1], rel=0.01)
+    assert costs.prefill_s(999, 1000) == pytest.approx(0.101, rel=0.01)
+    with pytest.raises(ConfigError, match="with such steps"):
+        engine_costs(model, machine, measured=measured, step_s=1.2)
 
 
-def test_prompts_at_once_share_the_device_and_come_together():
-    times = simulate([work(decode_s=5.0)], clients=8, bytes_per_s=1000.0)
-    assert times.burst_p50_s == times.burst_worst_s == pytest.approx(8.0)
-    # In step: all load, all decode.
-    assert times.p50_s == times.p99_s == pytest.approx(8.0)
-    assert times.requests_per_s == pytest.approx(8 / 13.0, rel=0.04)
+# ------------------------------------------------------------------------------------- host memory
 
 
-def test_computing_is_in_turn():
-    times = simulate([work(load_nbytes=0, compute_s=2.0)], clients=5, bytes_per_s=1.0)
-    assert (times.burst_p50_s, times.burst_worst_s) == (6.0, 10.0)
-    assert times.p50_s == pytest.approx(10.0)
-    assert times.requests_per_s == pytest.approx(0.5, rel=0.05)
+def test_a_hit_in_memory_is_copied_and_not_read():
+    found = answers()
+    copy_s = 8191 * 131072 / (63e9 * 0.87)
+    assert found["memory_hit_s"].value == pytest.approx(copy_s + seconds_of_one_token())
+    read_s = 1e-4 + 8191 * 131072 / 7e9
+    assert found["load_s"].value == pytest.approx(read_s + found["memory_hit_s"].value)
 
 
-def test_engines_share_the_device_but_not_their_gpus():
-    both = simulate([work(compute_s=2.0)], clients=1, engines=3, bytes_per_s=1000.0)
-    assert both.burst_worst_s == pytest.approx(3.0 + 2.0)
+def test_hits_in_memory_leave_fewer_reads():
+    none, most = answers(), answers(memory_share=0.75)
+    even = most["break_even_bytes_per_s"].value
+    assert even == none["break_even_bytes_per_s"].value
+    assert most["engines_fed"].value == math.floor(4 * 7e9 / even)
+    assert most["memory_nbytes"].value == pytest.approx(0.75 * most["pool_nbytes"].value)
+    assert "memory_nbytes" not in none
+    # The typical hit is then as fast as memory, the slowest is still read.
+    assert most["hit_ttft_p50_s"].value < 0.5 * none["hit_ttft_p50_s"].value
+    assert most["hit_ttft_p99_s"].value > none["hit_ttft_p50_s"].value
+    assert most["recompute_ttft_p50_s"].value == none["recompute_ttft_p50_s"].value
 
 
-def test_latency_is_waited_for_and_long_prompts_make_the_tail():
-    one = simulate([work(fixed_s=0.5)], clients=1, bytes_per_s=1000.0)
-    assert one.p50_s == pytest.approx(1.5)
-    mixed = simulate(
-        [work(share=0.9), work(share=0.1, load_nbytes=50_000)], clients=1, bytes_per_s=1000.0
-    )
-    assert (mixed.p50_s, mixed.p99_s) == (pytest.approx(1.0), pytest.approx(50.0))
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_the_flip_with_a_share_in_memory(share):
+    found = sizing(Hardware(num_engines=2), memory_share=share)
+    last = found.flip(65536)
+    assert last >= 1
+    assert found.cell(65536, last).ratio <= 1.0 < found.cell(65536, last + 1).ratio + 1e-3
+
+
+def test_saved_gpu_seconds_of_memory_are_not_the_storages():
+    hardware = Hardware(storage_month=2592.0, read_bytes_per_s=1e12)
+    all_, half = answers(hardware), answers(hardware, memory_share=0.5)
+    assert half["cost_per_gpu_s"].value == pytest.approx(2 * all_["cost_per_gpu_s"].value, rel=0.05)

@@ -13,9 +13,12 @@ from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headstart.sizing.hardware import Hardware
+    from headstart.costs import EngineCosts
+    from headstart.sizing.architecture import Architecture
+    from headstart.sizing.hardware import Hardware, Machine
+    from headstart.sizing.load import Load
+    from headstart.sizing.plan import Plan
     from headstart.sizing.reference import Line
-    from headstart.sizing.sizing import Load, Plan
 
 EXIT_MISSED = 1
 
@@ -31,6 +34,9 @@ class HardwareOptions:
     ] = None
     gpu: Annotated[str | None, typer.Option(help="Preset of the GPU.")] = None
     num_gpus: Annotated[int | None, typer.Option(help="GPUs of one engine.")] = None
+    link: Annotated[
+        str | None, typer.Option(help="Preset of a GPU's link to host memory, else its own.")
+    ] = None
     drive: Annotated[str | None, typer.Option(help="Preset of a drive.")] = None
     num_drives: Annotated[int | None, typer.Option(help="Drives, as RAID0.")] = None
     network: Annotated[
@@ -55,15 +61,17 @@ class HardwareOptions:
 
         from headstart.sizing.hardware import Hardware, read_hardware
 
-        names = ("gpu", "num_gpus", "drive", "num_drives", "network", "num_ports", "staging")
-        changes = {name: getattr(self, name) for name in (*names, *_NUMBERS)}
+        changes = {name: getattr(self, name) for name in _SAME_NAMES}
         changes |= {"num_engines": self.engines, "read_bytes_per_s": _bandwidth(self.bandwidth)}
         base = read_hardware(self.hardware) if self.hardware else Hardware()
         given = {name: value for name, value in changes.items() if value is not None}
         return msgspec.structs.replace(base, **given)
 
 
-_NUMBERS = ("mfu", "gpu_hour", "storage_month")
+_SAME_NAMES = (
+    *("gpu", "num_gpus", "link", "drive", "num_drives", "network", "num_ports", "staging"),
+    *("mfu", "gpu_hour", "storage_month"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +83,14 @@ class LoadOptions:
         typer.Option("--context", help="Prompt tokens: 32768, 8k:0.7,32k:0.3 or p50=8k,p99=64k."),
     ] = "8192"
     concurrency: Annotated[int, typer.Option(help="Requests at once, of each engine.")] = 16
-    hit_share: Annotated[
-        str, typer.Option(help="Share of each prompt's tokens that the storage holds.")
-    ] = "100%"
+    hit_share: Annotated[str, typer.Option(help="Share of each prompt's tokens that are held.")] = (
+        "100%"
+    )
+    memory_share: Annotated[
+        str, typer.Option(help="Share of the hits that host memory holds: no reads.")
+    ] = "0%"
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 256
-    tpot: Annotated[str, typer.Option(help="Time of one output token.")] = "30ms"
+    tpot: Annotated[str, typer.Option(help="Time of an output token, nothing else to do.")] = "30ms"
     pool_tokens: Annotated[
         int, typer.Option(help="Tokens to rebuild after all is lost; 0: 1,000 prompts.")
     ] = 0
@@ -90,17 +101,48 @@ class LoadOptions:
     def parse(self) -> Load:
         """The load. Raises ConfigError."""
         from headstart.sizing.contexts import parse_contexts
-        from headstart.sizing.sizing import Load
+        from headstart.sizing.load import Load
         from headstart.units import parse_seconds
 
         return Load(
             contexts=parse_contexts(self.contexts),
             concurrency=self.concurrency,
             hit_share=parse_share("--hit-share", self.hit_share),
+            memory_share=parse_share("--memory-share", self.memory_share),
             output_tokens=self.output_tokens,
             tpot_s=parse_seconds(self.tpot),
             pool_tokens=self.pool_tokens,
             kv_dtype=self.kv_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How the engine computes."""
+
+    prefill: Annotated[
+        str | None,
+        typer.Option(help="Measured prefills instead of MFU: 1024=0.21,8192=1.9 (tokens=s)."),
+    ] = None
+    step: Annotated[
+        str | None,
+        typer.Option(help="Time of a step besides its tokens: what the engine's own hit takes."),
+    ] = None
+    step_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens of a step at most (max_num_batched_tokens).")
+    ] = 8192
+
+    def costs(self, model: Architecture, machine: Machine) -> EngineCosts:
+        """What it takes to compute and to copy. Raises ConfigError."""
+        from headstart.sizing.prefill import engine_costs
+        from headstart.units import parse_seconds
+
+        return engine_costs(
+            model,
+            machine,
+            measured=_measured(self.prefill),
+            step_s=None if self.step is None else parse_seconds(self.step),
+            max_step_tokens=self.step_tokens,
         )
 
 
@@ -110,15 +152,12 @@ def plan(
     context: typer.Context,
     bought: HardwareOptions,
     asked: LoadOptions,
+    engine: EngineOptions,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|NAME", help="A config.json, its folder, or a model of `plan presets`."
         ),
-    ] = None,
-    prefill: Annotated[
-        str | None,
-        typer.Option(help="Measured prefills instead of MFU: 1024=0.21,8192=1.9 (tokens=s)."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula.")] = False,
     html: Annotated[
@@ -128,9 +167,10 @@ def plan(
 ) -> None:
     """Say what DRAM, NVMe or an array must deliver so that a hit beats recomputing.
 
-    Gives KV sizes, prefill times, the break-even bandwidth, TTFT with and without hits under
-    queueing, the staging memory, how long a lost pool takes to come back, and how many engines one
-    storage feeds. Nothing is measured or downloaded; figures come from presets with their sources.
+    Gives KV sizes, prefill times, the break-even bandwidth, TTFT and TPOT with and without hits
+    under queueing, the staging memory, how long a lost pool takes to come back, and how many
+    engines one storage feeds. Nothing is measured or downloaded; figures come from presets with
+    their sources.
     """
     if context.invoked_subcommand is not None:
         return
@@ -139,7 +179,7 @@ def plan(
     from headstart.sizing.configfile import read_model
     from headstart.sizing.documents import document
     from headstart.sizing.hardware import look_up
-    from headstart.sizing.prefill import engine_costs
+    from headstart.sizing.plan import make_plan
     from headstart.sizing.sizing import Sizing
 
     if html:
@@ -149,8 +189,8 @@ def plan(
         render.check_target(str(html), option="--html")
     render.check_target(json)
     machine, architecture = look_up(bought.read()), read_model(model)
-    costs = engine_costs(architecture, machine, measured=_measured(prefill))
-    found = Sizing(architecture, machine, asked.parse(), costs).plan()
+    costs = engine.costs(architecture, machine)
+    found = make_plan(Sizing(architecture, machine, asked.parse(), costs))
     render.publish(document(found), json, lambda: _show(found, explain=explain))
     if html:
         from headstart.sizing.report import page

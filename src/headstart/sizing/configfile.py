@@ -15,7 +15,7 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.sizing.architecture import Architecture, Layer, LayerKind
-from headstart.sizing.parameters import active_parameters
+from headstart.sizing.parameters import GATED, active_parameters
 
 _MODELS = "headstart.sizing.models"
 _LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3"})
@@ -26,7 +26,8 @@ _PLAIN = frozenset(
         *("stablelm", "internlm2", "glm", "glm4", "glm4_moe", "smollm3"),
         *("gemma2", "gemma3_text", "cohere2", "gpt_oss", "exaone4", "ernie4_5"),
         *("hunyuan_v1_dense", "seed_oss", "minimax_m2"),
-        *("qwen3_next", "qwen3_5_text", "jamba"),
+        *GATED,
+        "jamba",
     }
 )
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
@@ -93,11 +94,15 @@ def parse_model(name: str, text: str) -> Architecture:
             f"are {', '.join(sorted(_PLAIN | _LATENT))}. If it is laid out as one of them, give a "
             "config.json with that model_type"
         )
+    kinds = Counter(_kinds(fields, kind))
     given = config.get("active_parameters")
+    if given is not None and not (isinstance(given, int | float) and given >= 1):
+        raise ConfigError(f"model {name}: active_parameters is {given!r}; supply a number, or none")
+    counted = 0 if given else active_parameters(fields, kind, kinds[LayerKind.RECURRENT])
     return Architecture(
         name=str(config.get("name") or name),
-        layers=_layers(fields, kind),
-        active_parameters=int(given) if given else active_parameters(fields, kind),
+        layers=_layers(fields, kinds),
+        active_parameters=int(given or counted),
         parameters_from=(
             "given as active_parameters" if given else "counted from the config, no vocabulary"
         ),
@@ -144,8 +149,7 @@ class Fields:
         )
 
 
-def _layers(fields: Fields, kind: str) -> tuple[Layer, ...]:
-    kinds = Counter(_kinds(fields, kind))
+def _layers(fields: Fields, kinds: Mapping[LayerKind, int]) -> tuple[Layer, ...]:
     make: dict[LayerKind, Callable[[Fields, int], Layer]] = {
         LayerKind.ATTENTION: _attention,
         LayerKind.WINDOW: _window,
@@ -163,7 +167,7 @@ def _kinds(fields: Fields, kind: str) -> list[LayerKind]:
     named = config.get("layer_types") or config.get("layers_block_type")
     if named is not None:
         return _named(fields.name, named, num)
-    if kind in ("qwen3_next", "qwen3_5_text"):
+    if kind in GATED:
         return _every(num, fields.count("full_attention_interval"), rest=LayerKind.RECURRENT)
     if kind == "jamba":
         period, offset = fields.count("attn_layer_period"), config.get("attn_layer_offset", 0)

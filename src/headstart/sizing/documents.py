@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headstart.sizing.sizing import Plan
+from headstart.sizing.plan import Plan
 
 
 def document(plan: Plan) -> dict[str, object]:
@@ -22,7 +22,15 @@ def document(plan: Plan) -> dict[str, object]:
             "num_gpus": plan.machine.num_gpus,
             "num_engines": plan.machine.num_engines,
             "mfu": plan.machine.mfu,
+            "latency_s": plan.machine.latency_s,
             "sources": list(plan.machine.sources),
+        },
+        "load": {
+            "concurrency": plan.load.concurrency,
+            "hit_share": plan.load.hit_share,
+            "memory_share": plan.load.memory_share,
+            "output_tokens": plan.load.output_tokens,
+            "tpot_s": plan.load.tpot_s,
         },
         "contexts": [list(each) for each in plan.load.contexts],
         "answers": [each.document() for each in plan.answers],
@@ -40,6 +48,7 @@ def document(plan: Plan) -> dict[str, object]:
                 "tokens": cell.tokens,
                 "concurrency": cell.concurrency,
                 "load_s": cell.load_s,
+                "memory_s": cell.memory_s,
                 "recompute_s": cell.recompute_s,
             }
             for cell in plan.cells

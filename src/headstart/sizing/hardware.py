@@ -1,6 +1,7 @@
 """GPUs, links, drives and networks: presets with their sources, and hardware files in TOML. Pure.
 
-Bytes go drives -> network -> staging memory -> link -> GPU; the slowest part is what counts.
+Bytes go drives -> network -> host memory, as fast as the slower of both lets them; then they are
+copied over the link to the GPU. Hits in host memory are only copied.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Gpu(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Link(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Between staging memory and one GPU."""
+    """Between host memory and one GPU."""
 
     bytes_per_s: float
     efficiency: float = 1.0
@@ -115,7 +116,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the way from the drives to the GPUs, of all engines together."""
+    """A part of the way from the drives to the GPUs."""
 
     name: str
     bytes_per_s: float
@@ -130,6 +131,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     num_engines: int
     stages: tuple[Stage, ...]
+    """To host memory, of all engines together."""
+    link: Stage
+    """From there to all GPUs of one engine."""
     latency_s: float
     write_bytes_per_s: float
     write_formula: str
@@ -145,7 +149,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_bytes_per_s(self) -> float:
-        """At which loads of all engines come together."""
+        """At which reads of all engines come together."""
         return self.slowest.bytes_per_s
 
 
@@ -154,14 +158,13 @@ def with_split(machine: Machine, split: float) -> Machine:
 
     Latent KV is needed in full by every rank: more links do not bring it sooner.
     """
-    *others, links = machine.stages
     share = split / machine.num_gpus
-    changed = msgspec.structs.replace(
-        links,
-        bytes_per_s=links.bytes_per_s * share,
-        formula=links.formula + (f" x {share:g}, the part of each" if share != 1.0 else ""),
+    link = msgspec.structs.replace(
+        machine.link,
+        bytes_per_s=machine.link.bytes_per_s * share,
+        formula=machine.link.formula + (f" x {share:g}, the part of each" if share != 1.0 else ""),
     )
-    return msgspec.structs.replace(machine, stages=(*others, changed))
+    return msgspec.structs.replace(machine, link=link)
 
 
 @cache
@@ -199,20 +202,20 @@ def look_up(hardware: Hardware) -> Machine:
     mfu = gpu.mfu if hardware.mfu is None else hardware.mfu
     _check_share("mfu", mfu)
     storage, latency_s, write, write_formula, sources = _storage(hardware, known)
-    split = hardware.num_gpus * hardware.num_engines
     _check("link bytes_per_s", link.bytes_per_s)
     _check_share("link efficiency", link.efficiency)
     links = Stage(
         name="links to the GPUs",
-        bytes_per_s=link.bytes_per_s * link.efficiency * split,
-        formula=f"{link.bytes_per_s:.4g} B/s x {link.efficiency:g} x {split} GPUs",
+        bytes_per_s=link.bytes_per_s * link.efficiency * hardware.num_gpus,
+        formula=f"{link.bytes_per_s:.4g} B/s x {link.efficiency:g} x {hardware.num_gpus} GPUs",
     )
     return Machine(
         gpu=gpu,
         mfu=mfu,
         num_gpus=hardware.num_gpus,
         num_engines=hardware.num_engines,
-        stages=(*storage, links),
+        stages=tuple(storage),
+        link=links,
         latency_s=latency_s,
         write_bytes_per_s=write,
         write_formula=write_formula,
@@ -226,7 +229,7 @@ def look_up(hardware: Hardware) -> Machine:
 def _storage(
     hardware: Hardware, known: Presets
 ) -> tuple[list[Stage], float, float, str, list[str]]:
-    """Stages up to the staging memory, latency, write rate with its formula, sources."""
+    """Stages up to host memory, latency, write rate with its formula, sources."""
     drive = _chosen("drive", hardware.drive, known.drives)
     count = hardware.num_drives
     raid = 1.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from headstart.figure import plain, svg
 from headstart.sizing.answers import format_duration
-from headstart.sizing.sizing import Plan
+from headstart.sizing.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 LOAD, COMPUTE = "#4a90d9", "#d98f4a"
 COMPUTE_DASH = "6 2"
+MEMORY = "#5aa37a"
+MEMORY_DASH = "2 2"
 _SIZE = (7.6, 3.3)
 _MAX_FACTOR = 10.0
 """Of the colours: what is further apart looks the same."""
 
 
 def times_svg(plan: Plan) -> str:
-    """Seconds to compute a prompt, and to load it alone, over its length."""
+    """Seconds to compute a prompt, to load and to copy it alone, over its length."""
     alone = [cell for cell in plan.cells if cell.concurrency == 1]
 
     def draw(axes: Axes) -> None:
@@ -32,13 +34,15 @@ def times_svg(plan: Plan) -> str:
             color=COMPUTE,
             linestyle=(0, (3, 1)),
         )
-        axes.loglog([cell.tokens for cell in alone], [cell.load_s for cell in alone], color=LOAD)
+        lengths = [cell.tokens for cell in alone]
+        axes.loglog(lengths, [cell.load_s for cell in alone], color=LOAD)
+        axes.loglog(lengths, [cell.memory_s for cell in alone], color=MEMORY, linestyle=(0, (1, 1)))
         axes.set_ylabel("seconds to the first token")
         _tokens(axes)
         axes.yaxis.set_major_formatter(lambda value, _: format_duration(value))
         axes.yaxis.set_minor_formatter(lambda _value, _: "")
 
-    title = "Seconds to the first token, computed and loaded, by prompt length"
+    title = "Seconds to the first token, computed, read and from memory, by prompt length"
     return svg("times", _SIZE, lambda figure: draw(figure.subplots()), title=title)
 
 

@@ -1,6 +1,7 @@
-"""How long prefills and loads take, as the cost models of `headstart.costs`. Pure.
+"""How long prefills and copies take, as the cost models of `headstart.costs`. Pure.
 
     prefill  t(p, s) = steps*step_s + token_s*s + pair_s*(p*s + s*s/2)
+    copy     bytes / (links of the engine's GPUs, as far as they share the bytes)
     token_s  = token FLOPs / (peak of the weights' dtype * MFU * GPUs)
     pair_s   = attention FLOPs of a pair / (peak of BF16 * MFU * GPUs)
 
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from headstart.costs import EngineCosts, LinearFit, num_pairs
 from headstart.errors import ConfigError
 from headstart.sizing.architecture import Architecture
-from headstart.sizing.hardware import Machine
+from headstart.sizing.hardware import Machine, with_split
 
 MAX_STEP_TOKENS = 8192
 """Of one step, as engines have it for servers of today."""
@@ -29,42 +30,55 @@ def engine_costs(
     *,
     compute: str = "",
     measured: Sequence[tuple[int, float]] = (),
-    step_s: float = _STEP_S,
+    step_s: float | None = None,
+    max_step_tokens: int = MAX_STEP_TOKENS,
 ) -> EngineCosts:
-    """What one engine takes to compute. `compute`: dtype of the peak, else the weights' own.
+    """What one engine takes to compute and to copy. Raises ConfigError.
 
-    `measured`: prompts of so many tokens took so many seconds, computed from their start.
+    `compute`: dtype of the peak, else the weights' own. `measured`: prompts of so many tokens took
+    so many seconds, computed from their start. `step_s`: of a step, besides its work; None: 5 ms,
+    or nothing where prefills were measured.
     """
+    if step_s is None:
+        step_s = 0.0 if measured else _STEP_S
+    if not 0.0 <= step_s < math.inf or max_step_tokens < 1:
+        raise ConfigError(
+            f"steps of {step_s:g} s and {max_step_tokens} tokens: they last 0 s or more besides "
+            "their work, and compute at least 1 token"
+        )
     share = machine.mfu * machine.num_gpus
     token_s = model.token_flops() / (machine.gpu.peak(compute or model.weights_dtype) * share)
     pair_s = model.pair_flops() / (machine.gpu.peak("bf16") * share)
     if measured:
-        token_s, pair_s = _fitted(token_s, pair_s, measured)
-        step_s = 0.0
-    link = machine.stages[-1].bytes_per_s / machine.num_engines
+        work = [
+            (tokens, seconds, seconds - step_s * -(-tokens // max_step_tokens))
+            for tokens, seconds in measured
+        ]
+        token_s, pair_s = _fitted(token_s, pair_s, work)
     return EngineCosts(
         step_s=step_s,
         token_s=token_s,
         pair_s=pair_s,
         uncertainty=0.0,
-        max_step_tokens=MAX_STEP_TOKENS,
-        copy_bytes_per_s=link,
+        max_step_tokens=max_step_tokens,
+        copy_bytes_per_s=with_split(machine, model.split(machine.num_gpus)).link.bytes_per_s,
     )
 
 
 def _fitted(
-    token_s: float, pair_s: float, measured: Sequence[tuple[int, float]]
+    token_s: float, pair_s: float, measured: Sequence[tuple[int, float, float]]
 ) -> tuple[float, float]:
-    for tokens, seconds in measured:
-        if tokens <= 0 or not 0.0 < seconds < math.inf:
+    """By prompts that took so long, so much of it for their tokens."""
+    for tokens, seconds, work_s in measured:
+        if tokens <= 0 or not 0.0 < work_s <= seconds < math.inf:
             raise ConfigError(
-                f"a prefill of {tokens} tokens in {seconds:g} s cannot be; write --prefill "
-                "1024=0.21,8192=1.9"
+                f"a prefill of {tokens} tokens in {seconds:g} s cannot be, or not with such steps; "
+                "write --prefill 1024=0.21,8192=1.9"
             )
     sizes = (512, 4096, 32768)
     fit = LinearFit((token_s, pair_s), [(n, num_pairs(0, n)) for n in sizes])
-    for tokens, seconds in measured:
-        fit.observe((tokens, num_pairs(0, tokens)), seconds)
+    for tokens, _, work_s in measured:
+        fit.observe((tokens, num_pairs(0, tokens)), work_s)
     token, pair = fit.coefficients
     return float(token), float(pair)
 

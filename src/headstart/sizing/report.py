@@ -5,15 +5,17 @@ from __future__ import annotations
 from html import escape
 
 from headstart.page import html_keys, html_page, html_table
+from headstart.sizing.plan import Plan
 from headstart.sizing.plots import (
     COMPUTE,
     COMPUTE_DASH,
     LOAD,
+    MEMORY,
+    MEMORY_DASH,
     break_even_svg,
     flips_svg,
     times_svg,
 )
-from headstart.sizing.sizing import Plan
 
 
 def page(plan: Plan) -> str:
@@ -24,7 +26,11 @@ def page(plan: Plan) -> str:
     even, have = by_key["break_even_bytes_per_s"], by_key["read_bytes_per_s"]
     wins = have.value / machine.num_engines > even.value
     verdict = "beats" if wins else "does not beat"
-    times_keys = [("computed", COMPUTE, COMPUTE_DASH), ("loaded, alone", LOAD, "")]
+    times_keys = [
+        ("computed", COMPUTE, COMPUTE_DASH),
+        ("read from the storage, alone", LOAD, ""),
+        ("from host memory", MEMORY, MEMORY_DASH),
+    ]
     even_keys = [("needed", COMPUTE, COMPUTE_DASH), ("there is, for each engine", LOAD, "")]
     parts = [
         f"<h1>{escape(title)}</h1>",
