@@ -77,6 +77,30 @@ def test_a_claim_without_room_in_the_engine_is_undone(node, filled, fresh, soon)
     node.settled()
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_lease_that_expires_before_there_is_room_is_asked_for_again(
+    node, filled, fresh, soon, is_held
+):
+    """Else the longer the queue, the more of what was loaded would be computed all the same."""
+    engine = fresh(blocks=12)
+    engine.add("large", tokens(90, seed=1), 60)
+    engine.steps(2)
+    engine.add("waits", filled)
+    engine.step()
+    soon(lambda: node.gauges()["leases_claimed"] == 0)
+    sessions = node.services.sessions
+    sessions._clock, now = lambda: now + 3600.0, sessions._clock()
+    assert sessions.sweep() == 1
+    if not is_held:
+        node.services.clear("")
+    engine.step()
+    engine.settle()
+    told = engine.told["waits"]
+    assert told["outcome"] == ("hit" if is_held else "expired"), told
+    assert told.get("loaded_tokens", 0) == (96 if is_held else 0)
+    node.settled()
+
+
 def test_a_claim_whose_request_is_aborted_before_it_is_admitted(node, filled, fresh):
     engine = fresh(blocks=12)
     engine.add("large", tokens(90, seed=1), 60)

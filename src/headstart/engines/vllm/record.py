@@ -112,6 +112,11 @@ class Record:
         elif promise.num_held and promise.plan is not None:
             self.told["outcome"] = "declined"
 
+    def claim(self, claimed: Claimed, boot: bytes) -> None:
+        """The node's run `boot` keeps what is ready until workers have copied it."""
+        self.claimed, self.boot, self.has_claimed = claimed, boot, True
+        self.told["waited_s"] = round(self.waited_s, 6)
+
     def unclaim(self) -> None:
         """No admission followed the claim."""
         self.claimed = None

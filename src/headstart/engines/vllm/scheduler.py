@@ -327,9 +327,9 @@ class SchedulerSide:
 
     # -- promises
 
-    def _promote(self, record: Record) -> None:
+    def _promote(self, record: Record, exposed_s: float = 0.0) -> None:
         """Ask the node; the answer is known at once where nothing is held."""
-        record.polled_at = record.exposed_s = 0.0
+        record.polled_at, record.exposed_s = 0.0, exposed_s
         if not record.keys or not record.may_load:
             return
         if not self._num_learnt:
@@ -346,7 +346,7 @@ class SchedulerSide:
         self.sums.add(lookups_late=promise.is_late)
         record.promised(promise)
 
-    def _claim(self, record: Record, num_local: int) -> bool:
+    def _claim(self, record: Record, num_local: int, *, is_anew: bool = False) -> bool:
         """Claim what is ready, if it is time to; whether to wait on."""
         assert record.promise is not None
         is_over, ready = record.promise.poll()
@@ -362,8 +362,8 @@ class SchedulerSide:
             others = self._records.values()
             if self._judge.waits(record, others, num_local=num_local, ready=ready, now=now):
                 return True
-            is_late = ready < record.promise.num_planned  # else it is only not told yet
-            if is_late and not record.told.get("late"):
+            # With all of it ready it is only not told yet.
+            if ready < record.promise.num_planned and not record.told.get("late"):
                 record.told["late"] = True
                 self.sums.add(loads_late=1)
         # What was held and could not be read may be damaged and gone, and is computed: offer it.
@@ -376,14 +376,17 @@ class SchedulerSide:
         claimed = record.promise.claim()
         if claimed is not None and not claimed.attached and waited_s < _ATTACH_S:
             return True  # the workers map the node's memory in the step that follows
-        if claimed is None or not claimed.offsets:
-            record.end("no node" if claimed is None else "expired")
+        if claimed is not None and claimed.offsets:
+            record.claim(claimed, self._client.boot)
+            self._claims.append(record)
             return False
-        record.claimed, record.boot = claimed, self._client.boot
-        record.has_claimed = True
-        record.told["waited_s"] = round(record.waited_s, 6)
-        self._claims.append(record)
-        return False
+        record.end("no node" if claimed is None else "expired")
+        return claimed is not None and not is_anew and self._ask_anew(record, num_local)
+
+    def _ask_anew(self, record: Record, num_local: int) -> bool:
+        """What was ready waited for room in the engine for longer than leases live: as `_claim`."""
+        self._promote(record, record.exposed_s)
+        return record.promise is not None and self._claim(record, num_local, is_anew=True)
 
     # -- keys
 
