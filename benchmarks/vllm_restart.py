@@ -147,7 +147,9 @@ class _Campaign:
         figures: dict[str, dict[str, float]] = {"own": {}, "memory": {}, "file": {}}
         for length, prompts in self._prompts.items():
             for whence in figures:
-                if whence != "own":
+                if whence == "own":  # the length before has emptied the engine's cache
+                    engine.ask(prompts[0], max_tokens=self._options.max_tokens)
+                else:
                     engine.reset_prefix_cache()
                 if whence == "file":
                     self._headstart("node", "stop", "--socket", str(self._socket))
