@@ -34,9 +34,9 @@ root = "$PWD/$folder/blocks"
 capacity = "4GiB"
 EOF
 
-# A pool of 2,048 tokens: 64 blocks of 32.
+# A pool of 2,048 tokens: 64 blocks of 32, and the one that vLLM keeps for itself.
 served=(--skip-tokenizer-init --dtype float32 --enforce-eager --max-model-len 2048 --block-size 32
-    --num-gpu-blocks-override 64 --prefix-caching-hash-algo sha256_cbor)
+    --num-gpu-blocks-override 65 --prefix-caching-hash-algo sha256_cbor)
 
 measure() {  # NAME ARMS PHASES OPTIONS...
     local name="$1" arms="$2" phases="$3" arm words=()
@@ -70,7 +70,7 @@ measure none "none gpu-prefix" cold --workload multi-turn \
     --sessions 10 --turns 2 --shared-tokens 384 --own-tokens 128 --output-tokens 8
 if [[ -d "$traces" ]]; then
     measure mooncake "gpu-prefix headstart" cold,steady --workload trace \
-        --trace "$traces/mooncake_conversation_trace.jsonl.gz" --limit 24 --scale-tokens 0.05 \
+        --trace "$traces/mooncake_conversation_trace.jsonl.gz" --limit 16 --scale-tokens 0.05 \
         --max-prompt-tokens 1500
     measure weka "gpu-prefix headstart" cold,steady --workload agentic --time-scale 0.001 \
         --trace "$traces/weka_claude_code_sample_39.tar.gz" --limit 1 --scale-tokens 0.02 \
