@@ -237,6 +237,44 @@ def test_those_that_overtake_are_charged(rig):
     assert record.exposed_s == pytest.approx(0.01)
 
 
+def test_those_that_overtake_cost_all_that_they_compute(rig):
+    """Once it runs, a long prompt goes first, step by step."""
+    for size, is_worth_it in ((900, True), (3000, False)):
+        record = rig.add(f"before {size}", 1600, promise=promise(100, load_s=0.5, hedge_s=9.0))
+        behind = rig.add(f"behind {size}", size)
+        record.promoted_at = 1.0
+        record.see((0, 0), 1.0, 0.0)
+        asked = {"num_local": 0, "ready": 0, "now": 1.0}
+        assert rig.judge.waits(record, rig.records.values(), **asked) is is_worth_it
+        if is_worth_it:
+            assert record.exposed_s == pytest.approx(0.9)
+        for each in (record, behind):
+            each.request.num_computed_tokens = 1
+
+
+def poll(rig, record):
+    record.promoted_at = record.promoted_at or 1.0
+    record.see((0, 0), 1.0, 0.0)
+    return rig.judge.waits(record, rig.records.values(), num_local=0, ready=0, now=1.0)
+
+
+def test_whoever_gives_up_is_heard_by_those_before_it_first(rig):
+    """Else it would overtake them while they wait, with all that it computes."""
+    first = rig.add("first", promise=promise(load_s=0.1, hedge_s=0.03))
+    second = rig.add("second", promise=promise(load_s=5.0, hedge_s=0.03))
+    assert poll(rig, first), "nobody is in its way"
+    assert poll(rig, second), "put off"
+    assert not poll(rig, first), "it is computed before the second one is"
+    assert not poll(rig, second), "only once"
+
+
+def test_nobody_is_put_off_for_nothing(rig):
+    """With nobody before it, or while the engine computes: the next poll may be long from now."""
+    assert not poll(rig, rig.add("alone", promise=promise(load_s=5.0, hedge_s=0.03)))
+    rig.add("runs", computed=5)
+    assert not poll(rig, rig.add("second", promise=promise(load_s=5.0, hedge_s=0.03)))
+
+
 # ---------------------------------------------------------------------------------- what came of it
 
 

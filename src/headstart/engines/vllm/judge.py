@@ -2,7 +2,7 @@
 
 The node plans when the request arrives (`headstart.planner`). Here, at each poll, the request may
 go on waiting only within its patience, of which the time counts that it alone costs: steps that
-compute for requests that run anyway are no loss to it, those that take in others behind it are.
+compute for requests that run anyway are no loss to it, what those behind it have computed first is.
 """
 
 from __future__ import annotations
@@ -82,6 +82,15 @@ class Judge:
         self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
     ) -> bool:
         """Whether a request whose promotion goes on waits for it, once more."""
+        if self._goes_on(record, others, num_local=num_local, ready=ready, now=now):
+            record.is_leaving = False
+            return True
+        return self._is_put_off(record, others, ready)
+
+    def _goes_on(
+        self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
+    ) -> bool:
+        """Whether its own patience lasts; if so, it is charged for who overtakes it."""
         assert record.promise is not None
         plan = record.promise.plan
         waited_s, unmoved_s = now - record.polled_at, now - record.moved_at
@@ -211,17 +220,42 @@ class Judge:
             num_local=num_local,
         )
 
-    def _step_s(self, record: Record, others: Iterable[Record]) -> float:
-        """Of the step that goes first if this request waits: for those behind it that do not."""
-        tokens = sum(
-            max(0, int(other.request.num_tokens) - int(other.request.num_computed_tokens))
-            for other in islice(others, _MAX_OTHERS)
-            if other is not record
-            and other.promise is None
-            and other.arrived > record.arrived
-            and not other.request.num_computed_tokens
+    def _is_put_off(self, record: Record, others: Iterable[Record], ready: int) -> bool:
+        """Whether one that would be computed now is asked once more, after those before it.
+
+        They wait, and would be overtaken: they may rather be computed themselves. Only where the
+        engine has nothing else to do, so that the next poll comes at once.
+        """
+        assert record.promise is not None
+        plan = record.promise.plan
+        if record.is_leaving or plan is None or ready >= plan.num_blocks:
+            return False
+        known = [other for other in islice(others, _MAX_OTHERS) if other is not record]
+        record.is_leaving = not any(other.request.num_computed_tokens for other in known) and any(
+            other.arrived < record.arrived and other.promise is not None and other.claimed is None
+            for other in known
         )
-        return self._pace.step_s(min(tokens, self._pace.costs.max_step_tokens)) if tokens else 0.0
+        return record.is_leaving
+
+    def _step_s(self, record: Record, others: Iterable[Record]) -> float:
+        """What is computed first if this request waits: for those behind it that do not.
+
+        All of it, for those who come into the next step: once they run, they go before it.
+        """
+        most = left = self._pace.costs.max_step_tokens
+        rest_s = 0.0
+        for other in islice(others, _MAX_OTHERS):
+            waits = other.promise is not None and not other.is_leaving
+            is_behind = other is not record and other.arrived > record.arrived
+            if waits or not is_behind or other.request.num_computed_tokens:
+                continue
+            size = int(other.request.num_tokens)
+            new = min(left, size)
+            left -= new
+            if new < size:
+                rest_s = self._pace.costs.prefill_s(new, size)
+                break
+        return self._pace.step_s(most - left) + rest_s if left < most else 0.0
 
 
 def _is_prefilling(record: Record) -> bool:

@@ -51,6 +51,8 @@ class Record:
     waited_s: float = 0.0
     """Until it was first claimed: later it waits for room in the engine."""
     has_claimed: bool = False
+    is_leaving: bool = False
+    """Whether it waits no longer, and those before it have still to say what they do."""
     is_judged: bool = False
     scheduled_at: float = 0.0
     """When the first step that computes it was; 0: none yet."""
