@@ -23,20 +23,17 @@ class Cache:
         """`block_nbytes` is only told to the policy. 14 bytes a block of the trace."""
         self._parent, self._policy, self._nbytes = parent, policy, block_nbytes
         self._free = capacity_blocks
-        self._is_held = bytearray(len(parent))
+        self.is_held = bytearray(len(parent))
+        """1 at each block that is; changed only by `store` and `remove`."""
         self._num_children = array("i", bytes(4 * len(parent)))
         self._priority = array("q", bytes(8 * len(parent)))
         self._queue = LeafQueue(self._candidate)
         self._clock = 0
         self._pinned: Sequence[int] = ()
 
-    def __contains__(self, block: int) -> bool:
-        """Whether it is held."""
-        return self._is_held[block] == 1
-
     def held(self, blocks: Sequence[int], start: int = 0) -> int:
         """The end of the run of held blocks that begins at `start`; `start`: there is none."""
-        is_held = self._is_held
+        is_held = self.is_held
         for index in range(start, len(blocks)):
             if not is_held[blocks[index]]:
                 return index
@@ -59,12 +56,13 @@ class Cache:
         evicted = self._make_room(len(new), pinned) if self._free < len(new) else []
         new = new[: self._free]
         self._clock += 1
-        clock, nbytes, on_insert = self._clock, self._nbytes, self._policy.on_insert
-        is_held, priority = self._is_held, self._priority
+        # One question for all, since a policy is told the same of each of them.
+        warmth = self._policy.on_insert(clock=self._clock, block_nbytes=self._nbytes)
+        is_held, priority = self.is_held, self._priority
         parent, num_children = self._parent, self._num_children
         for block in new:
             is_held[block] = 1
-            priority[block] = on_insert(clock=clock, block_nbytes=nbytes)
+            priority[block] = warmth
             above = parent[block]
             if above != NO_PARENT:
                 num_children[above] += 1
@@ -75,9 +73,9 @@ class Cache:
 
     def remove(self, block: int) -> None:
         """Hold a block no longer; nothing where it was not held."""
-        if not self._is_held[block]:
+        if not self.is_held[block]:
             return
-        self._is_held[block] = 0
+        self.is_held[block] = 0
         self._free += 1
         above = self._parent[block]
         if above != NO_PARENT:
@@ -87,23 +85,42 @@ class Cache:
     def _make_room(self, count: int, pinned: Sequence[int]) -> list[int]:
         """Evict until so many are free, or nothing more may go."""
         self._pinned = pinned
-        evicted = []
+        evicted: list[int] = []
         while self._free < count:
             coldest = self._queue.coldest()
             if coldest is None:
                 break
-            priority, block = coldest
-            self._policy.on_evict(priority=priority)
-            self.remove(block)
-            evicted.append(block)
+            self._evict_upwards(*coldest, count, evicted)
         self._pinned = ()
         return evicted
 
+    def _evict_upwards(self, coldest: int, block: int, count: int, evicted: list[int]) -> None:
+        """Evict a leaf, and from there up what would be next in the queue, without asking it.
+
+        A parent that is a leaf now and no warmer goes before all others: these are no colder than
+        its child was, and where they are equal, its number is the lowest.
+        """
+        is_held, num_children, priority = self.is_held, self._num_children, self._priority
+        while True:
+            self._policy.on_evict(priority=priority[block])
+            evicted.append(block)
+            is_held[block] = 0
+            self._free += 1
+            block = self._parent[block]
+            if block == NO_PARENT:
+                return
+            num_children[block] -= 1
+            if num_children[block] or not is_held[block]:
+                return
+            if self._free >= count or priority[block] > coldest or block in self._pinned:
+                self._queue.offer(block, priority[block])
+                return
+
     def _offer(self, block: int) -> None:
-        if self._is_held[block] and not self._num_children[block]:
+        if self.is_held[block] and not self._num_children[block]:
             self._queue.offer(block, self._priority[block])
 
     def _candidate(self, block: int) -> int | None:
-        if not self._is_held[block] or self._num_children[block] or block in self._pinned:
+        if not self.is_held[block] or self._num_children[block] or block in self._pinned:
             return None
         return self._priority[block]

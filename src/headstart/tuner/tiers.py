@@ -27,7 +27,7 @@ Several engines have a memory each, and share one file tier. Sessions are dealt 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,24 +137,24 @@ class _Files:
         self.num_rewritten = 0
         self._was_written = bytearray(len(parent))
 
-    def write(self, new: list[int], pinned: Sequence[int], cause: Callable[[int], str]) -> None:
-        """Write a run of blocks as far as there is room; `cause` tells that of each."""
+    def write(self, new: list[int], pinned: Sequence[int]) -> list[int]:
+        """Write a run of blocks as far as there is room; returns what was."""
         num_stored, _ = self.cache.store(new, pinned) if new else (0, [])
-        for block in new[:num_stored]:
-            self.written[cause(block)] += 1
-            self.num_rewritten += self._was_written[block]
-            self._was_written[block] = 1
+        stored, was_written = new[:num_stored], self._was_written
+        for block in stored:
+            self.num_rewritten += was_written[block]
+            was_written[block] = 1
+        return stored
 
     def write_rooted(self, block: int, pinned: list[int], evicted: set[int]) -> None:
         """Write an evicted block, with what is not held of all above it."""
         chain = []
-        while block != NO_PARENT and block not in self.cache:
+        while block != NO_PARENT and not self.cache.is_held[block]:
             chain.append(block)
             block = self._parent[block]
         above = [] if block == NO_PARENT else [block]
-        self.write(
-            chain[::-1], above + pinned, lambda each: "evicted" if each in evicted else "above"
-        )
+        for each in self.write(chain[::-1], above + pinned):
+            self.written["evicted" if each in evicted else "above"] += 1
 
 
 class _Tiers:
@@ -162,7 +162,8 @@ class _Tiers:
 
     def __init__(self, recorded: Recorded, setup: TierSetup) -> None:
         self._recorded, self._setup = recorded, setup
-        parent, size = recorded.parent.tolist(), recorded.block_size
+        self._parent = parent = recorded.parent.tolist()
+        size = recorded.block_size
 
         def make(capacity_blocks: int) -> Cache:
             return Cache(parent, make_policy(setup.policy), capacity_blocks, size)
@@ -208,19 +209,30 @@ class _Tiers:
         if self._setup.write == SECOND_TOUCH:
             # Whoever used a block used its parent, so these are the first ones.
             num_used = int(np.count_nonzero(self._last_use[blocks] >= 0))
-            files.write(blocks[in_files:num_used], last, lambda block: "used again")
+            written = files.write(blocks[in_files:num_used], last)
+            files.written["used again"] += len(written)
         elif self._setup.write == THROUGH or not self._setup.memory_blocks:
-            lost = set(blocks[in_files:in_memory])
-            files.write(blocks[in_files:], last, lambda block: "lost" if block in lost else "new")
+            written = files.write(blocks[in_files:], last)
+            num_lost = min(len(written), max(0, in_memory - in_files))
+            files.written["lost"] += num_lost
+            files.written["new"] += len(written) - num_lost
         elif self._is_inclusive:
             gone = set(evicted)
             for block in evicted:
-                if block not in files.cache:
+                if not files.cache.is_held[block]:
                     files.write_rooted(block, last, gone)
         else:
-            for block in evicted:
-                if block not in files.cache:
-                    files.write([block], [], lambda block: "evicted")
+            for run in self._runs(evicted):
+                new = [block for block in run if not files.cache.is_held[block]]
+                files.written["evicted"] += len(files.write(new, ()))
+
+    def _runs(self, evicted: list[int]) -> Iterator[list[int]]:
+        """What was evicted from the end of a prompt upwards, each in the order of the prompt."""
+        start = 0
+        for end in range(1, len(evicted) + 1):
+            if end == len(evicted) or self._parent[evicted[end - 1]] != evicted[end]:
+                yield evicted[start:end][::-1]
+                start = end
 
     def _expire(self, before_s: float) -> None:
         """Forget what no request used since `before_s`: last to first, so that leaves go first."""
