@@ -74,11 +74,8 @@ def tune(
             advance=advance,
         )
     replayed = tiers.replayed(recorded, token_nbytes)
-    found = {
-        **document(tuned),
-        "tiers": tiers_document(replayed),
-        "broken": broken_document(broken),
-    }
+    found = document(tuned) | {"tiers": tiers_document(replayed)}
+    found["broken"] = broken_document(broken)
     if html is not None:
         render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
     render.publish(found, json, lambda: _show(tuned, replayed))

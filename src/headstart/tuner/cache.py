@@ -72,9 +72,7 @@ class Cache:
         return len(new), evicted
 
     def remove(self, block: int) -> None:
-        """Hold a block no longer; nothing where it was not held."""
-        if not self.is_held[block]:
-            return
+        """Hold a held block no longer."""
         self.is_held[block] = 0
         self._free += 1
         above = self._parent[block]

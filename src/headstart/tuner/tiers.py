@@ -237,6 +237,7 @@ class _Tiers:
     def _expire(self, before_s: float) -> None:
         """Forget what no request used since `before_s`: last to first, so that leaves go first."""
         at_s, starts, blocks = self._recorded.at_s, self._recorded.starts, self._recorded.blocks
+        caches = [*self._memories, self.files.cache]
         while at_s[self._num_expired] < before_s:
             number = self._num_expired
             self._num_expired += 1
@@ -244,5 +245,6 @@ class _Tiers:
             unused = used[self._last_use[used] == number]
             self._last_use[unused] = -1
             for block in reversed(unused.tolist()):
-                for cache in (*self._memories, self.files.cache):
-                    cache.remove(block)
+                for cache in caches:
+                    if cache.is_held[block]:
+                        cache.remove(block)
