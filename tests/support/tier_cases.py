@@ -18,7 +18,7 @@ def of_paths(paths):
     rows = [
         {
             "timestamp": number * 10,
-            "input_length": len(path) * SIZE,
+            "input_length": len(path) * SIZE or SIZE - 1,
             "output_length": 1,
             "hash_ids": [
                 ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))

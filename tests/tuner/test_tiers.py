@@ -189,6 +189,11 @@ def test_engines_share_files_and_no_memory():
     assert two.read_blocks == 1, "`s` is promoted to the second engine's memory"
 
 
+def test_a_prompt_without_blocks_hits_none():
+    for result in every_way(of_paths(["", "ab", "", "ab"]), 9, 9, ttl_s=1.0):
+        assert result.hits.tolist() == [0, 0, 0, 2]
+
+
 def test_progress_is_told(tmp_path):
     told = []
     setup = TierSetup(memory_blocks=1, file_blocks=1)

@@ -10,7 +10,7 @@ import typer
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
-from headstart.cli.tune_tiers import TierOptions, show_tiers
+from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
 from headstart.units import parse_nbytes
 
@@ -52,7 +52,6 @@ def tune(
     """
     from headstart import figure
     from headstart.tuner.report import tune_html
-    from headstart.tuner.tier_report import tiers_document
     from headstart.tuner.tune import document
     from headstart.tuner.tune import tune as tuned_by
 
@@ -74,8 +73,7 @@ def tune(
             advance=advance,
         )
     replayed = tiers.replayed(recorded, token_nbytes)
-    found = document(tuned) | {"tiers": tiers_document(replayed)}
-    found["broken"] = broken_document(broken)
+    found = {**document(tuned), **tiers_document(replayed), "broken": broken_document(broken)}
     if html is not None:
         render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
     render.publish(found, json, lambda: _show(tuned, replayed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -136,6 +136,13 @@ def _blocks(option: str, text: str, block_size: int) -> list[int]:
             f"{option} {text}: less than one block of {block_size:,} tokens; 0 is no tier"
         )
     return sorted({each // block_size for each in tokens})
+
+
+def tiers_document(points: Sequence[TierPoint]) -> dict[str, Any]:
+    """As a section of the JSON; nothing where there are none."""
+    from headstart.tuner.tier_report import point_document
+
+    return {"tiers": [point_document(point) for point in points]} if points else {}
 
 
 def show_tiers(points: Sequence[TierPoint]) -> None:

@@ -1,8 +1,10 @@
-"""The blocks that one simulated tier holds: leaves in the order of a policy, as in the store.
+"""The blocks that one simulated tier holds, for many tiers and long traces: `lru` and `fifo` only.
 
 Stands for the store's index (`headstart.index`, `headstart.room`) where only places matter: blocks
-all have one size. What is held of a prompt is a prefix of it; a leaf is evicted first. `lru` and
-`fifo` are the store's own objects behind the store's own queue of leaves.
+all have one size. What is held of a prompt is a prefix of it, and leaves go first, by the store's
+own queue of leaves. For these two policies a block's priority is a clock, of its last use or of
+when it came, which needs no call a block. Tests compare it with `headstart.tuner.simulate`, which
+drives the policies' own objects, and with the store.
 """
 
 from __future__ import annotations
@@ -10,19 +12,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from headstart.policies import EvictionPolicy, LeafQueue
+from headstart.policies import LeafQueue
 from headstart.tuner.recorded import NO_PARENT
 
 
 class Cache:
     """One tier. Blocks are numbers; `parent`, which is not changed, may be shared by tiers."""
 
-    def __init__(
-        self, parent: list[int], policy: EvictionPolicy, capacity_blocks: int, block_nbytes: int
-    ) -> None:
-        """`block_nbytes` is only told to the policy. 14 bytes a block of the trace."""
-        self._parent, self._policy, self._nbytes = parent, policy, block_nbytes
-        self._free = capacity_blocks
+    def __init__(self, parent: list[int], capacity_blocks: int, *, is_fifo: bool = False) -> None:
+        """14 bytes a block of the trace. Without `is_fifo` it is `lru`."""
+        self._parent, self._free, self._is_fifo = parent, capacity_blocks, is_fifo
         self.is_held = bytearray(len(parent))
         """1 at each block that is; changed only by `store` and `remove`."""
         self._num_children = array("i", bytes(4 * len(parent)))
@@ -41,14 +40,15 @@ class Cache:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Count a use of held blocks."""
+        if self._is_fifo:
+            return
         self._clock += 1
-        priority, on_hit = self._priority, self._policy.on_hit
-        clock, nbytes = self._clock, self._nbytes
+        priority, clock = self._priority, self._clock
         for block in blocks:
-            priority[block] = on_hit(priority=priority[block], clock=clock, block_nbytes=nbytes)
+            priority[block] = clock
 
     def store(self, new: Sequence[int], pinned: Sequence[int] = ()) -> tuple[int, list[int]]:
-        """Store a run of blocks, each the parent of the next, as far as there is room.
+        """Store a run of blocks of a prompt, in its order, as far as there is room.
 
         Returns how many are stored, and what was evicted for them, first to last. `pinned` are
         blocks that stay, as all above them do: the one that the first of `new` hangs on, for one.
@@ -56,13 +56,11 @@ class Cache:
         evicted = self._make_room(len(new), pinned) if self._free < len(new) else []
         new = new[: self._free]
         self._clock += 1
-        # One question for all, since a policy is told the same of each of them.
-        warmth = self._policy.on_insert(clock=self._clock, block_nbytes=self._nbytes)
-        is_held, priority = self.is_held, self._priority
+        is_held, priority, clock = self.is_held, self._priority, self._clock
         parent, num_children = self._parent, self._num_children
         for block in new:
             is_held[block] = 1
-            priority[block] = warmth
+            priority[block] = clock
             above = parent[block]
             if above != NO_PARENT:
                 num_children[above] += 1
@@ -100,7 +98,6 @@ class Cache:
         """
         is_held, num_children, priority = self.is_held, self._num_children, self._priority
         while True:
-            self._policy.on_evict(priority=priority[block])
             evicted.append(block)
             is_held[block] = 0
             self._free += 1

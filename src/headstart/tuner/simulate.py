@@ -14,14 +14,14 @@ store's own objects behind the store's own queue of leaves. One request is serve
 from __future__ import annotations
 
 import heapq
+from array import array
 
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.policies import POLICIES, EvictionPolicy, make_policy
-from headstart.tuner.cache import Cache
+from headstart.policies import POLICIES, EvictionPolicy, LeafQueue, make_policy
 from headstart.tuner.curve import Rates
-from headstart.tuner.recorded import Advance, Ints, Recorded, each_request
+from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
 from headstart.tuner.sieve import sieve_hits
 
 
@@ -78,14 +78,81 @@ def policy_hits(
     recorded: Recorded, policy: EvictionPolicy, capacity_blocks: int, advance: Advance
 ) -> Ints:
     """`simulate` with a policy that gives priorities."""
-    cache = Cache(recorded.parent.tolist(), policy, capacity_blocks, recorded.block_size)
+    cache = _Cache(recorded.parent, policy, capacity_blocks, recorded.block_size)
     found = np.zeros(len(recorded), np.int32)
     for number, blocks in each_request(recorded, advance):
-        found[number] = held = cache.held(blocks)
-        cache.touch(blocks[:held])
+        found[number] = held = cache.use(blocks)
         if held < len(blocks):
-            cache.store(blocks[held:], blocks[:held][-1:])
+            cache.store(blocks, held)
     return found
+
+
+class _Cache:
+    """Held blocks, as the store's index keeps them; blocks all have one size."""
+
+    def __init__(self, parent: Ints, policy: EvictionPolicy, capacity: int, size: int) -> None:
+        self._policy, self._free, self._size = policy, capacity, size
+        self._parent = parent.tolist()
+        self._is_held = bytearray(len(parent))
+        self._num_children = array("i", bytes(4 * len(parent)))
+        self._priority = array("q", bytes(8 * len(parent)))
+        self._queue = LeafQueue(self._candidate)
+        self._clock = 0
+        self._pinned = NO_PARENT
+        """The last block that a request hit: those before it have a child, so they stay anyway."""
+
+    def _candidate(self, block: int) -> int | None:
+        if not self._is_held[block] or self._num_children[block] or block == self._pinned:
+            return None
+        return self._priority[block]
+
+    def use(self, blocks: list[int]) -> int:
+        """Length of the prefix that is held; counts as a use of it."""
+        self._clock += 1
+        is_held, priority, on_hit = self._is_held, self._priority, self._policy.on_hit
+        clock, size = self._clock, self._size
+        held = 0
+        for block in blocks:
+            if not is_held[block]:
+                break
+            priority[block] = on_hit(priority=priority[block], clock=clock, block_nbytes=size)
+            held += 1
+        return held
+
+    def store(self, blocks: list[int], held: int) -> None:
+        """Store what is behind the held prefix, as far as there is room."""
+        self._pinned = blocks[held - 1] if held else NO_PARENT
+        new = blocks[held:]
+        while self._free < len(new):
+            coldest = self._queue.coldest()
+            if coldest is None:
+                break
+            self._evict(*coldest)
+        new = new[: self._free]
+        self._clock += 1
+        for block in new:
+            self._is_held[block] = 1
+            self._priority[block] = self._policy.on_insert(
+                clock=self._clock, block_nbytes=self._size
+            )
+            above = self._parent[block]
+            if above != NO_PARENT:
+                self._num_children[above] += 1
+        self._free -= len(new)
+        pinned, self._pinned = self._pinned, NO_PARENT
+        for block in (*new[-1:], pinned):
+            if block != NO_PARENT and not self._num_children[block]:
+                self._queue.offer(block, self._priority[block])
+
+    def _evict(self, priority: int, block: int) -> None:
+        self._policy.on_evict(priority=priority)
+        self._is_held[block] = 0
+        self._free += 1
+        above = self._parent[block]
+        if above != NO_PARENT:
+            self._num_children[above] -= 1
+            if not self._num_children[above] and above != self._pinned:
+                self._queue.offer(above, self._priority[above])
 
 
 def optimal_hits(recorded: Recorded, capacity_blocks: int, advance: Advance) -> Ints:

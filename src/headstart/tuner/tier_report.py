@@ -16,6 +16,8 @@ from headstart.tuner.simulate import rates
 from headstart.tuner.tiers import TierResult, TierSetup, simulate_tiers
 from headstart.units import format_nbytes
 
+_MANY = 10.0
+
 Advance = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all)."""
 
@@ -121,12 +123,8 @@ def _point(
     )
 
 
-def tiers_document(points: Sequence[TierPoint]) -> list[dict[str, Any]]:
-    """As JSON: one object a setup. Bytes are null where the KV of a token is not told."""
-    return [_document(point) for point in points]
-
-
-def _document(point: TierPoint) -> dict[str, Any]:
+def point_document(point: TierPoint) -> dict[str, Any]:
+    """As JSON. Bytes are null where the KV of a token is not told."""
     setup, nbytes = point.setup, point.block_nbytes
     return {
         "memory_tokens": setup.memory_blocks * point.block_size,
@@ -169,7 +167,6 @@ def tier_rows(points: Sequence[TierPoint]) -> tuple[list[str], list[list[str]]]:
 
 def _row(point: TierPoint, has_bytes: bool, has_rating: bool) -> list[str]:
     setup = point.setup
-    used = point.endurance_used
     return [
         setup.write,
         f"{setup.memory_blocks * point.block_size:,}",
@@ -179,7 +176,7 @@ def _row(point: TierPoint, has_bytes: bool, has_rating: bool) -> list[str]:
         f"{point.late_both.token_hit:.2%}",
         _amount(point, point.written_blocks),
         *[_told(point.written_nbytes_a_day)] * has_bytes,
-        *["unknown" if used is None else f"{used:.0%}"] * has_rating,
+        *[_used(point.endurance_used)] * has_rating,
         _why(point),
         _amount(point, point.read_blocks),
     ]
@@ -193,6 +190,12 @@ def _amount(point: TierPoint, num_blocks: int) -> str:
 
 def _told(nbytes_a_day: float | None) -> str:
     return "unknown" if nbytes_a_day is None else format_nbytes(round(nbytes_a_day))
+
+
+def _used(share: float | None) -> str:
+    if share is None:
+        return "unknown"
+    return f"{share:.0%}" if share < _MANY else f"{share:,.0f} times"
 
 
 def _why(point: TierPoint) -> str:

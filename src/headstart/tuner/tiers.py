@@ -33,10 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.policies import POLICIES, make_policy
 from headstart.tuner.cache import Cache
 from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
 
+LRU, FIFO = POLICIES = ("lru", "fifo")
 THROUGH, ON_EVICT, SECOND_TOUCH = "through", "on-evict", "second-touch"
 WRITES = (THROUGH, ON_EVICT, SECOND_TOUCH)
 CAUSES = ("new", "lost", "evicted", "above", "used again")
@@ -50,8 +50,8 @@ class TierSetup:
     memory_blocks: int
     """Of each engine."""
     file_blocks: int
-    policy: str = "lru"
-    """Of both tiers, one of the store's."""
+    policy: str = LRU
+    """Of both tiers, one of POLICIES: the store's."""
     write: str = THROUGH
     """One of WRITES."""
     inclusive: bool = True
@@ -163,13 +163,11 @@ class _Tiers:
     def __init__(self, recorded: Recorded, setup: TierSetup) -> None:
         self._recorded, self._setup = recorded, setup
         self._parent = parent = recorded.parent.tolist()
-        size = recorded.block_size
-
-        def make(capacity_blocks: int) -> Cache:
-            return Cache(parent, make_policy(setup.policy), capacity_blocks, size)
-
-        self._memories = [make(setup.memory_blocks) for _ in range(setup.engines)]
-        self.files = _Files(make(setup.file_blocks), parent)
+        is_fifo = setup.policy == FIFO
+        self._memories = [
+            Cache(parent, setup.memory_blocks, is_fifo=is_fifo) for _ in range(setup.engines)
+        ]
+        self.files = _Files(Cache(parent, setup.file_blocks, is_fifo=is_fifo), parent)
         # Without memory nothing could leave the file tier.
         self._is_inclusive = setup.inclusive or not setup.memory_blocks
         self._has_uses = setup.ttl_s is not None or setup.write == SECOND_TOUCH
@@ -187,7 +185,7 @@ class _Tiers:
         memory.touch(blocks[:in_memory])
         end = min(len(blocks), setup.memory_blocks or len(blocks))
         in_files = files.held(blocks, 0 if self._is_inclusive else in_memory)
-        num_hits = max(in_memory, min(in_files, end))
+        num_hits = max(in_memory, in_files)  # no more than `end`: nothing deeper is ever stored
         if not self._is_inclusive:
             for block in blocks[in_memory:num_hits]:
                 files.remove(block)
