@@ -77,7 +77,7 @@ def test_the_table(capsys, trace):
     assert "a day" not in printed.out
     words = ("--token-kv", "128KiB", "--endurance", "600TBW:5y")
     _, printed = ended(capsys, "tune", trace, *TIERS, *words)
-    for text in ("a day", "of the endurance", "MiB", "%"):
+    for text in ("a day", "of 600TBW:5y", "MiB", " times"):
         assert text in printed.out
 
 

@@ -159,10 +159,12 @@ def point_document(point: TierPoint) -> dict[str, Any]:
 def tier_rows(points: Sequence[TierPoint]) -> tuple[list[str], list[list[str]]]:
     """Titles, and a line for each setup; bytes and a day only where a token's are known."""
     has_bytes = points[0].block_nbytes is not None
-    has_rating = points[0].endurance is not None
+    rating = points[0].endurance
     titles = ["write", "memory, tokens", "files, tokens", "memory hits", "files hit", "last half"]
-    titles += ["written", *["a day"] * has_bytes, *["of the endurance"] * has_rating, "why", "read"]
-    return titles, [_row(point, has_bytes, has_rating) for point in points]
+    titles += ["written", *["a day"] * has_bytes, "why", "read"]
+    if rating is not None:
+        titles.insert(-2, f"of {rating.text}")
+    return titles, [_row(point, has_bytes, rating is not None) for point in points]
 
 
 def _row(point: TierPoint, has_bytes: bool, has_rating: bool) -> list[str]:

@@ -113,7 +113,7 @@ class TierResult:
 def simulate_tiers(
     recorded: Recorded, setup: TierSetup, advance: Advance = lambda done: None
 ) -> TierResult:
-    """Replay it, one request at a time. 15 bytes a block of the trace and tier are taken."""
+    """Replay it, one request at a time. Takes about 70 bytes a block, and 15 a further engine."""
     tiers = _Tiers(recorded, setup)
     engine = (recorded.session % setup.engines).tolist()
     memory_hits, file_hits = (np.zeros(len(recorded), np.int32) for _ in range(2))
