@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,12 +14,11 @@ from headstart.tuner.facts import half
 from headstart.tuner.recorded import Recorded
 from headstart.tuner.simulate import rates
 from headstart.tuner.tiers import TierResult, TierSetup, simulate_tiers
+from headstart.tuner.tune import Advance
 from headstart.units import format_nbytes
 
 _MANY = 10.0
-
-Advance = Callable[[str, int, int], None]
-"""Called with (what is being done, steps done, steps in all)."""
+"""A share that is told as a number of times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
