@@ -10,16 +10,19 @@ import typer
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
+from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
 from headstart.units import parse_nbytes
 
 if TYPE_CHECKING:
+    from headstart.tuner.tier_report import TierPoint
     from headstart.tuner.tune import Tuned
 
 
 @grouped
 def tune(
     read: ReadOptions,
+    tiers: TierOptions,
     trace: TraceFile,
     capacities: Annotated[
         str | None,
@@ -58,6 +61,7 @@ def tune(
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
     token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
+    tiers.check(token_nbytes)
     recorded, broken = read.read(trace)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
@@ -68,10 +72,11 @@ def tune(
             token_nbytes=token_nbytes,
             advance=advance,
         )
-    found = {**document(tuned), "broken": broken_document(broken)}
+    replayed = tiers.replayed(recorded, token_nbytes)
+    found = {**document(tuned), **tiers_document(replayed), "broken": broken_document(broken)}
     if html is not None:
         render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
-    render.publish(found, json, lambda: _show(tuned))
+    render.publish(found, json, lambda: _show(tuned, replayed))
     if json != "-":
         show_broken(found["broken"])
 
@@ -90,7 +95,7 @@ def _capacities(text: str | None) -> list[int]:
     return sorted(set(found))
 
 
-def _show(tuned: Tuned) -> None:
+def _show(tuned: Tuned, replayed: list[TierPoint]) -> None:
     from headstart.tuner.report import overview, point_rows
 
     titles, rows = point_rows(tuned)
@@ -98,3 +103,4 @@ def _show(tuned: Tuned) -> None:
     render.print_table(columns, rows, title="Hits; a cold start, and the last half of the requests")
     print()
     render.print_table([render.Column(title="tune"), render.Column(title="")], overview(tuned))
+    show_tiers(replayed)
