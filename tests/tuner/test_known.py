@@ -13,7 +13,9 @@ import pytest
 from headstart.tuner.curve import depths, lru_curve
 from headstart.tuner.facts import half, infinite
 from headstart.tuner.recorded import record
+from headstart.tuner.sampled import errors
 from headstart.tuner.simulate import rates, simulate
+from headstart.tuner.tune import tune
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TOKENS = (1_024_000, 5_120_000, 15_360_000, 25_600_000, 51_200_000)
@@ -90,10 +92,25 @@ def test_memory_stays_below_300_mb():
 
 
 def test_a_sample_keeps_whole_sessions_and_so_the_hits(conversation):
-    some = conversation.sampled(0.3, seed=0)
+    some = record(path_of("conversation"), share=0.3)
     assert len(some) == pytest.approx(0.3 * len(conversation), rel=0.1)
     all_hits, hits = infinite(conversation).tokens_cold, infinite(some).tokens_cold
     assert hits == pytest.approx(all_hits, abs=0.05)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_a_sample_tells_is_within_its_error(conversation, seed):
+    some = tune(record(path_of("conversation"), share=0.15, seed=seed), capacities_tokens=TOKENS)
+    told = errors(some, seed)
+    depth = depths(conversation)
+    curves = [lru_curve(conversation, depth, first) for first in (0, half(conversation))]
+    for point, error in zip(some.points, told.points, strict=True):
+        cold, late = (curve.at(point.capacity_tokens // 512).token_hit for curve in curves)
+        assert point.cold.token_hit == pytest.approx(cold, abs=error.cold)
+        assert point.late.token_hit == pytest.approx(late, abs=error.late)
+    assert some.cold.infinite.token_hit == pytest.approx(0.3736, abs=told.infinite.cold)
+    assert some.late.infinite.token_hit == pytest.approx(0.3981, abs=told.infinite.late)
+    assert all(0.0 < each.cold < 0.08 for each in told.points), "an error that says something"
 
 
 def test_json_is_plain(conversation):

@@ -9,6 +9,7 @@ import typer
 
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
+from headstart.cli.sample_options import SampleOptions, sample_document, show_errors
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
 from headstart.errors import ConfigError
 from headstart.units import parse_nbytes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @grouped
 def tune(
     read: ReadOptions,
+    sample: SampleOptions,
     trace: TraceFile,
     capacities: Annotated[
         str | None,
@@ -58,7 +60,7 @@ def tune(
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
     token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
-    recorded, broken = read.read(trace)
+    recorded, broken = read.read(trace, sample.share)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
             recorded,
@@ -68,11 +70,17 @@ def tune(
             token_nbytes=token_nbytes,
             advance=advance,
         )
-    found = {**document(tuned), "broken": broken_document(broken)}
+        errors = sample.errors(tuned, read.seed, advance)
+    found = {
+        **document(tuned),
+        **sample_document(tuned, errors),
+        "broken": broken_document(broken),
+    }
     if html is not None:
         render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
     render.publish(found, json, lambda: _show(tuned))
     if json != "-":
+        show_errors(tuned, errors)
         show_broken(found["broken"])
 
 

@@ -46,6 +46,7 @@ from headstart.traces.reading import (
     skip,
     whole,
 )
+from headstart.traces.sampling import Sample
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
@@ -75,18 +76,26 @@ class Trace:
 
     kind: Kind
     sessions: Iterator[Session]
-    """In the file's order. Raises ConfigError at what is no such trace, with its line."""
+    """In the file's order. Raises ConfigError at what is no such trace, with its line.
+
+    An empty one stands for one that a sample leaves."""
     has_sessions: bool
     """Whether it tells which requests follow each other."""
     block_size: int | None = None
     """Tokens that a piece has at most, where that is known before any is read."""
 
 
-def open_trace(path: Path, block_size: int | None = None, broken: Broken | None = None) -> Trace:
+def open_trace(
+    path: Path,
+    block_size: int | None = None,
+    broken: Broken | None = None,
+    sample: Sample | None = None,
+) -> Trace:
     """The trace in a file or folder, whatever it is. Raises ConfigError.
 
     `block_size`: tokens a hash id stands for, where the file does not tell. `broken` counts what
     cannot be read; without it that is an error. Times may then go back, too: the caller sorts.
+    Only the sessions of `sample` are read, where the trace tells which they are.
     """
     kind, first = _kind_of(path, broken)
     if block_size is not None and kind is not Kind.MOONCAKE:
@@ -106,8 +115,12 @@ def open_trace(path: Path, block_size: int | None = None, broken: Broken | None 
     elif kind is Kind.TOKEN_IDS:
         block_size = TOKEN_IDS_PIECE
         sessions = _token_ids(path, broken)
+    elif kind is Kind.WEKA:
+        sessions = weka(path, broken, sample)
     else:
-        sessions = {Kind.WEKA: weka, Kind.MLCOMMONS: mlcommons}[kind](path, broken)
+        sessions = mlcommons(path, broken)
+    if sample is not None and has_sessions and kind is not Kind.WEKA:
+        sessions = sample.of(sessions)
     return Trace(
         kind=kind,
         sessions=_once_each(path, sessions, broken),
