@@ -1,7 +1,8 @@
 """Files of traces: what was asked of a service, when, and which prompts began alike.
 
     Mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids, each of a block
-                  of 512 tokens unless told otherwise; the last block may be shorter
+                  of 512 tokens unless told otherwise, by who reads it or by its own block_size;
+                  the last block may be shorter
     Bailian       JSON lines: chat_id, timestamp (s), input_length, output_length, hash_ids, each of
                   16 tokens; after the description of alibaba-edu/qwen-bailian-usagetraces-anon, not
                   checked against its files
@@ -103,7 +104,7 @@ def open_trace(
     sessions: Iterator[Session]
     has_sessions = kind in (Kind.WEKA, Kind.MLCOMMONS)
     if kind is Kind.MOONCAKE:
-        block_size = block_size or MOONCAKE_BLOCK_SIZE
+        block_size = _mooncake_block_size(path, first, block_size)
         sessions = _mooncake(path, block_size, 1e3, broken)
     elif kind is Kind.BAILIAN:
         block_size = BAILIAN_BLOCK_SIZE
@@ -209,6 +210,22 @@ class _Mooncake(msgspec.Struct):
     input_length: Positive
     output_length: Natural
     hash_ids: list[Id] = []
+    block_size: Positive | None = None
+
+
+class _MooncakeSize(msgspec.Struct):
+    block_size: Positive | None = None
+
+
+def _mooncake_block_size(path: Path, first: bytes, asked: int | None) -> int:
+    """What the first line tells, or else who reads it. Raises ConfigError where both do."""
+    told = decoded(first, _MooncakeSize, f"{path}, its first line").block_size
+    if told is not None and asked not in (None, told):
+        raise ConfigError(
+            f"{path}: its hash ids stand for {told} tokens, as it says itself, not for {asked}; "
+            "leave out --trace-block-size"
+        )
+    return told or asked or MOONCAKE_BLOCK_SIZE
 
 
 def _mooncake(
@@ -227,6 +244,11 @@ def _mooncake(
 def _mooncake_request(
     number: int, row: _Mooncake, block_size: int, clock: _Clock, place: str
 ) -> TracedRequest:
+    if row.block_size not in (None, block_size):
+        raise ConfigError(
+            f"{place}: blocks of {row.block_size} tokens after some of {block_size}: prompts of "
+            "several models? Record one, with `headstart node record --namespace`"
+        )
     _check_ids(row.hash_ids, row.input_length, block_size, place)
     return TracedRequest(
         session=f"{number}",

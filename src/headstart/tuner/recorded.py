@@ -288,6 +288,7 @@ class _Recorder:
             has_times=not bool(np.isnan(at_s).any()),
             has_sessions=has_sessions,
             num_unchained=self._num_unchained,
+            share=1.0,
             **columns,
         )
 
