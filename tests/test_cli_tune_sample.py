@@ -32,6 +32,7 @@ def test_a_sample_says_how_far_off_it_is(run, tmp_path):
     assert code == 0
     assert "A sample: " in printed.out
     assert "8 disjoint parts" in printed.out
+    assert "a sample of the sessions: " in printed.out
     assert printed.out.count(" ± ") == 6
     document = json.loads(target.read_text())
     assert 0.3 < document["sample"]["share"] < 0.7

@@ -212,6 +212,17 @@ def test_a_recording_ends_when_its_time_is_over(client, recordings, out):
     assert len(lines_of(out)) == len(slept) > 3
 
 
+def test_what_is_left_when_the_time_is_over_is_taken(world, client, recordings, out):
+    recording = recordings(out)
+    client.promote(chain("a"))  # of which the node knows the namespace
+    recording.step()
+    for number in range(5):
+        keys = bytes([number]) * (1 << 20)
+        world.services.recorder.see(protocol.Promote(1, 1, NAMESPACE.id, BLOCK, keys))
+    recording.run(0.0, clock=lambda: 0.0, sleep=lambda seconds: pytest.fail("it waits"))
+    assert recording.written.num_prompts == 6
+
+
 def test_a_recording_ends_before_its_file_is_too_large(client, recordings, out):
     recording = recordings(out, max_nbytes=1000)
     for number in range(30):
@@ -287,10 +298,10 @@ def test_much_is_taken_piece_by_piece():
     while more := recorder.take(me):
         if not more.prompts:
             break
-        assert len(protocol.pack(more)) < 6 << 20
+        assert len(protocol.pack(more)) < 3 << 20
         taken.append(len(more.prompts))
     assert sum(taken) == 20
-    assert max(taken) < 6
+    assert max(taken) < 3
 
 
 def test_the_recorders_client_is_served_whatever_it_asks(world, connect):

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 MAX_QUEUED_NBYTES = 32 << 20
 _PROMPT_NBYTES = 200
 """Of a prompt besides its keys."""
-_MAX_TAKEN_NBYTES = 4 << 20
-"""With one prompt more, which has at most half of a message."""
+_MAX_TAKEN_NBYTES = 1 << 20
+"""With one prompt more, which has at most half of a message. More would keep others waiting."""
 _MAX_NAMESPACES = 4096
 
 

@@ -35,7 +35,9 @@ _ID_BITS = 53
 """Numbers that every reader of JSON keeps exact; two of ten million are alike in 1 of 180 cases."""
 _MAX_TOKENS = 1 << 24
 """Of a prompt, as traces are read."""
-_MUCH_NBYTES = 1 << 20
+_MUCH_NBYTES = 1 << 19
+"""Where so much was taken at once, there is more."""
+_DRAIN_S = 5.0
 DEFAULT_MAX_NBYTES = 1 << 30
 
 
@@ -113,9 +115,12 @@ class Recording:
         while True:
             taken_nbytes = self.step()
             left_s = deadline - clock()
-            if self.written.is_full or self.written.has_ended or left_s <= 0.0:
+            is_drained = taken_nbytes < _MUCH_NBYTES
+            if self.written.is_full or self.written.has_ended or left_s < -_DRAIN_S:
                 return
-            if taken_nbytes < _MUCH_NBYTES:
+            if is_drained and left_s <= 0.0:
+                return
+            if is_drained:
                 sleep(min(_POLL_S, left_s))
 
     def step(self) -> int:

@@ -122,9 +122,11 @@ def open_trace(
         sessions = mlcommons(path, broken)
     if sample is not None and has_sessions and kind is not Kind.WEKA:
         sessions = sample.of(sessions)
+    if kind in (Kind.WEKA, Kind.MLCOMMONS, Kind.HEADSTART):  # others' are lines, by their numbers
+        sessions = _once_each(path, sessions, broken)
     return Trace(
         kind=kind,
-        sessions=_once_each(path, sessions, broken),
+        sessions=sessions,
         has_sessions=has_sessions,
         block_size=block_size,
     )
