@@ -125,6 +125,7 @@ def test_without_tiers_there_are_none(capsys, trace):
         ((*TIERS, "--ttl", "0s"), "a TTL is above 0 s"),
         ((*TIERS, "--endurance", "1dwpd"), "it needs --token-kv, such as 128KiB"),
         ((*TIERS, "--endurance", "600TBW"), "is no rating above 0; write 1dwpd"),
+        ((*TIERS, "--sample", "50%"), "two tiers are not replayed from a sample"),
         ((*TIERS[:4], "--file-tokens", "1TB"), "--file-tokens '1TB' are no numbers of tokens"),
         ((*SIZE, "--memory-tokens", "-1", "--file-tokens", "0"), "--memory-tokens '-1' are no"),
         ((*TIERS[:4], "--file-tokens", "3"), "less than one block of 4 tokens; 0 is no tier"),

@@ -44,6 +44,8 @@ def values(kind):
     if get_origin(kind) is Annotated:
         (limits,) = kind.__metadata__
         return st.integers(limits.ge, limits.le)
+    if get_origin(kind) is tuple:
+        return st.lists(values(get_args(kind)[0]), max_size=3).map(tuple)
     if type(None) in get_args(kind):
         return st.none() | values(get_args(kind)[0])
     return messages(kind)

@@ -44,6 +44,22 @@ def test_mooncakes(file, packed):
     assert (count, own not in {"7", "8", "9"}) == (5, True), "nobody else has it"
 
 
+def test_mooncakes_lines_may_tell_the_size_of_their_blocks(file):
+    told = [{**row, "block_size": 8} for row in MOONCAKE]
+    for path in (file(told), file([MOONCAKE[1] | {"block_size": 8}, *MOONCAKE[1:]], "some.jsonl")):
+        assert open_trace(path).block_size == open_trace(path, 8).block_size == 8
+        assert requests(path)[0].pieces[0] == ("7", 8)
+        with pytest.raises(ConfigError, match="8 tokens, as it says itself, not for 16; leave out"):
+            open_trace(path, 16)
+    assert open_trace(file(MOONCAKE)).block_size == 512
+    with pytest.raises(
+        ConfigError, match=r"line 2: blocks of 4 tokens after some of 8: .*namespace"
+    ):
+        requests(file(changed(told, 1, block_size=4)))
+    with pytest.raises(ConfigError, match="first line: Expected `int` >= 1"):
+        open_trace(file([{**told[0], "block_size": 0}]))
+
+
 def tar_of(*members):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:

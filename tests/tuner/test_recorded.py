@@ -119,16 +119,6 @@ def test_sessions_are_prompts_that_begin_alike_beyond_what_many_share(tmp_path):
         )
     trace = recorded(tmp_path, rows)
     assert trace.session.tolist() == [*range(20)] * 3
-    some = trace.sampled(0.5, seed=1)
-    kept = set(some.session.tolist())
-    assert 3 < len(kept) < 17
-    assert len(some) == 3 * len(kept), "each is whole"
-    assert kept < set(trace.sampled(0.8, seed=1).session.tolist())
-    assert kept != set(trace.sampled(0.5, seed=2).session.tolist())
-    assert [len(each) for each in prompts(some)] == sorted(len(each) for each in prompts(some))
-    for share, message in ((0.0, "above 0"), (1e-9, "no session is left")):
-        with pytest.raises(ConfigError, match=message):
-            trace.sampled(share, seed=0)
 
 
 def same(one, two):

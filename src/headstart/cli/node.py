@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,6 +128,41 @@ def decisions(
 
 
 @app.command()
+def record(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Trace to write; must not be there yet.")
+    ],
+    config: ConfigFile = None,
+    socket: Socket = None,
+    duration: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="End after so long: 10min; else by Ctrl-C."),
+    ] = None,
+    max_bytes: Annotated[
+        str, typer.Option("--max-bytes", metavar="SIZE", help="End before the file is larger.")
+    ] = "1GiB",
+    namespace: Annotated[
+        str,
+        typer.Option(metavar="HEX", help="Only namespaces whose id starts so; see `status`."),
+    ] = "",
+    json: JsonTarget = None,
+) -> None:
+    """Write what engines ask as a trace, for `headstart trace` and `headstart tune`.
+
+    No text and no tokens: times, lengths, and which prompts begin alike. Ids of blocks are salted
+    by a key that is never written. Look-ups are not slowed: what does not fit a queue is counted
+    and left out. Exit code 1 when some is missing.
+    """
+    from headstart.cli.record import record_trace
+
+    path = _path(config, socket)
+    with _reaching(path):
+        record_trace(
+            path, out, duration=duration, max_bytes=max_bytes, namespace=namespace, json=json
+        )
+
+
+@app.command()
 def stop(
     config: ConfigFile = None,
     socket: Socket = None,
@@ -212,17 +248,24 @@ def _ask(config: Path | None, socket: Path | None, message: Request, timeout_s: 
     from headstart.node.client import command
 
     path = _path(config, socket)
-    try:
+    with _reaching(path):
         reply = command(path, message, timeout_s)
+    if isinstance(reply, protocol.Failed):
+        raise ConfigError(reply.message)
+    return reply
+
+
+@contextmanager
+def _reaching(path: Path) -> Iterator[None]:
+    """Say what is wrong where a node cannot be reached. Raises ConfigError or HeadstartError."""
+    try:
+        yield
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise ConfigError(
             f"no node runs at {path}; start one with `headstart node start`, or name its --socket"
         ) from error
     except OSError as error:
         raise HeadstartError(f"the node at {path} does not answer: {error}") from error
-    if isinstance(reply, protocol.Failed):
-        raise ConfigError(reply.message)
-    return reply
 
 
 def _state(reply: Reply) -> Mapping[str, Any]:

@@ -46,8 +46,11 @@ class ReadOptions:
     ] = 1 / 60
     seed: Annotated[int, typer.Option(min=0, help="Of made-up times, and of a sample.")] = 0
 
-    def read(self, path: Path) -> tuple[Recorded, Broken]:
-        """The trace, with progress, and what could not be read. Raises ConfigError."""
+    def read(self, path: Path, share: float = 1.0) -> tuple[Recorded, Broken]:
+        """The trace, or a share of its sessions, with progress, and what could not be read.
+
+        Raises ConfigError.
+        """
         from headstart.traces.reading import Broken
         from headstart.tuner.recorded import record
 
@@ -59,6 +62,7 @@ class ReadOptions:
                 trace_block_size=self.trace_block_size,
                 sessions_per_s=self.rate,
                 seed=self.seed,
+                share=share,
                 broken=broken,
                 advance=lambda done: advance(f"reading, {done:,} requests", 0, 1),
             )
@@ -124,8 +128,8 @@ def sample(
     Where a trace does not tell its sessions, they are the prompts that begin alike beyond what many
     have in common.
     """
-    recorded, broken = read.read(trace)
-    _write(recorded.sampled(parse_share("--share", share), read.seed), broken, out, to, json)
+    recorded, broken = read.read(trace, parse_share("--share", share))
+    _write(recorded, broken, out, to, json)
 
 
 def _write(recorded: Recorded, broken: Broken, out: Path, to: str, json: str | None) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
+from headstart.cli.sample_options import SampleOptions, sample_document, show_errors
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
 from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def tune(
     read: ReadOptions,
     tiers: TierOptions,
+    sample: SampleOptions,
     trace: TraceFile,
     capacities: Annotated[
         str | None,
@@ -61,8 +63,8 @@ def tune(
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
     token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
-    tiers.check(token_nbytes)
-    recorded, broken = read.read(trace)
+    tiers.check(token_nbytes, sample.share)
+    recorded, broken = read.read(trace, sample.share)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
             recorded,
@@ -72,12 +74,19 @@ def tune(
             token_nbytes=token_nbytes,
             advance=advance,
         )
+        errors = sample.errors(tuned, read.seed, advance)
     replayed = tiers.replayed(recorded, token_nbytes)
-    found = {**document(tuned), **tiers_document(replayed), "broken": broken_document(broken)}
+    found = {
+        **document(tuned),
+        **sample_document(tuned, errors),
+        **tiers_document(replayed),
+        "broken": broken_document(broken),
+    }
     if html is not None:
         render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
     render.publish(found, json, lambda: _show(tuned, replayed))
     if json != "-":
+        show_errors(tuned, errors)
         show_broken(found["broken"])
 
 

@@ -62,7 +62,7 @@ class TierOptions:
         ),
     ] = None
 
-    def check(self, token_nbytes: int | None) -> None:
+    def check(self, token_nbytes: int | None, share: float) -> None:
         """Raises ConfigError for what is wrong, before a trace is read."""
         from headstart.tuner.endurance import parse_endurance
 
@@ -74,6 +74,8 @@ class TierOptions:
                     "options of tiers do nothing without --memory-tokens and --file-tokens"
                 )
             return
+        if share < 1.0:
+            raise ConfigError("two tiers are not replayed from a sample; leave out --sample")
         self._setups(block_size=1)
         if self.endurance is not None:
             parse_endurance(self.endurance)

@@ -7,7 +7,7 @@ client is:
     Hello     a scheduler: one a process; answered by `Welcome` with the board's descriptor
     Attach    a worker: answered by `Welcome` with the arena's descriptor; nothing is said after it,
               the open connection is the proof that the worker lives
-    anything  of `headstart node`'s commands: Status, Stop, Clear, Verify
+    anything  of `headstart node`'s commands: Status, Stop, Clear, Verify, Record
 
 Requests are answered in order, one reply each; those with `is_told` have none. A ticket is a number
 that the scheduler chooses for a lease (`Promote`) or a reservation (`Reserve`); it is never used
@@ -138,6 +138,16 @@ class Decisions(_Message, frozen=True, tag="decisions"):
     after: int = 0
 
 
+class Record(_Message, frozen=True, tag="record"):
+    """Ask for the prompts that were looked up since this connection said so last.
+
+    The first time begins it, the end of the connection ends it. Of namespaces whose hex id starts
+    so.
+    """
+
+    namespace: str = ""
+
+
 class Status(_Message, frozen=True, tag="status"):
     """Ask for the node's state."""
 
@@ -204,6 +214,23 @@ class Reserved(_Message, frozen=True, tag="reserved"):
     """No tier holds the parent: nothing could ever reach these blocks."""
 
 
+class Prompt(_Message, frozen=True):
+    """What was looked up, `at_s` seconds after the recording began."""
+
+    at_s: float
+    block_size: int
+    num_tokens: int
+    """Those of its blocks, where nothing was `asked`."""
+    keys: bytes
+
+
+class Recorded(_Message, frozen=True, tag="recorded"):
+    """Prompts in the order of their look-ups, and how many in all there was no room for."""
+
+    prompts: tuple[Prompt, ...]
+    num_lost: int
+
+
 class State(_Message, frozen=True, tag="state"):
     """The node's state as JSON-able values."""
 
@@ -236,12 +263,13 @@ Request = (
     | Learnt
     | Decided
     | Decisions
+    | Record
     | Status
     | Stop
     | Clear
     | Verify
 )
-Reply = Welcome | Opened | Promoted | Claimed | Reserved | State | Done | Failed
+Reply = Welcome | Opened | Promoted | Claimed | Reserved | Recorded | State | Done | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode

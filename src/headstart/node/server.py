@@ -32,7 +32,10 @@ _FRAME_S = 5.0
 _MAP_S = 120.0
 _ACCEPT_AGAIN_S = 0.1
 _PEER = struct.Struct("3i")
-_COMMANDS = (protocol.Decisions, protocol.Status, protocol.Stop, protocol.Clear, protocol.Verify)
+_COMMANDS = (
+    *(protocol.Decisions, protocol.Record, protocol.Status),
+    *(protocol.Stop, protocol.Clear, protocol.Verify),
+)
 _MAX_PATH = 107  # sockaddr_un
 
 
@@ -213,6 +216,7 @@ class _Connection:
 
     def close(self) -> None:
         """The client is gone."""
+        self._services.recorder.stop(self)
         if self._session is not None:
             self._sessions.leave(self._session, self)
         if self._worker is not None:
@@ -281,6 +285,8 @@ class _Connection:
                 return protocol.State(self._services.verify())
             case protocol.Decisions():
                 return protocol.State(self._services.decisions.after(request.after))
+            case protocol.Record():
+                return self._services.recorder.take(self, request.namespace)
             case _:
                 return protocol.State(self._services.status())
 
@@ -294,6 +300,7 @@ class _Connection:
                 )
                 promoted = sessions.promote(session, self, request, chain)
                 self._services.metrics.lookup(time.monotonic() - started)
+                self._services.recorder.see(request)
                 return promoted
             case protocol.Claim():
                 return sessions.claim(session, self, request.ticket)
@@ -308,6 +315,7 @@ class _Connection:
             case protocol.OpenNamespace():
                 namespace = Namespace.from_json(request.text)
                 self._services.store.open_namespace(namespace)
+                self._services.recorder.knows(namespace.id, namespace.layout.block_size)
                 return protocol.Opened(self._services.learnt.get(namespace.id))
             case protocol.Learnt():
                 self._services.learnt.put(request.namespace, request.costs)

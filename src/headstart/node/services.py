@@ -18,6 +18,7 @@ from headstart.node.decisions import DecisionLog
 from headstart.node.devices import TICK_S, Devices
 from headstart.node.learnt import LearntCosts
 from headstart.node.promotions import Promotions
+from headstart.node.recorder import Recorder
 from headstart.node.sessions import Sessions
 from headstart.node.tables import planning_metrics
 from headstart.store import PrefixStore
@@ -46,6 +47,7 @@ class Services:
         self.boot = secrets.token_bytes(16)
         self.devices = Devices(store.lower, tick_s=tick_s)
         self.decisions = DecisionLog()
+        self.recorder = Recorder()
         self.learnt = LearntCosts(costs_path)
         self.metrics = Metrics(store.stats, self.usage, self.gauges, self.table)
         # Waiting prompts pin at most half of the memory, so that storing goes on.

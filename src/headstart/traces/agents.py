@@ -35,6 +35,7 @@ from headstart.traces.reading import (
     skip,
     whole,
 )
+from headstart.traces.sampling import Sample
 
 CHARACTERS_A_TOKEN = 4
 """An estimate: a text is counted without anybody's tokenizer."""
@@ -59,12 +60,35 @@ class _WekaSession(msgspec.Struct):
     hash_id_scope: str = "local"
 
 
-def weka(path: Path, broken: Broken | None = None) -> Iterator[Session]:
-    """Sessions of kv-cache-tester; of a broken one nothing. Raises ConfigError."""
+class _WekaLengths(msgspec.Struct):
+    """Of a session that is left: its hash ids are passed over."""
+
+    num_in: int = msgspec.field(name="in", default=0)
+    id: str = ""
+    requests: list[_WekaLengths] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_in + sum(each.num_tokens for each in self.requests)
+
+
+def weka(
+    path: Path, broken: Broken | None = None, sample: Sample | None = None
+) -> Iterator[Session]:
+    """Sessions of kv-cache-tester; of a broken one nothing. Raises ConfigError.
+
+    An empty one for each that is not in the sample.
+    """
     for file in files_of(path):
         for place, text in _documents(file, broken):
             found: Session = []
             try:
+                if sample is not None:
+                    lengths = decoded(text, _WekaLengths, place)
+                    if not sample.takes(lengths.id):
+                        sample.leave(lengths.num_tokens)
+                        yield []
+                        continue
                 session = decoded(text, _WekaSession, place)
                 _weka_requests(session, session.requests, session.id, place, found)
             except ConfigError as error:

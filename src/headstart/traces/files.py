@@ -1,7 +1,8 @@
 """Files of traces: what was asked of a service, when, and which prompts began alike.
 
     Mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids, each of a block
-                  of 512 tokens unless told otherwise; the last block may be shorter
+                  of 512 tokens unless told otherwise, by who reads it or by its own block_size;
+                  the last block may be shorter
     Bailian       JSON lines: chat_id, timestamp (s), input_length, output_length, hash_ids, each of
                   16 tokens; after the description of alibaba-edu/qwen-bailian-usagetraces-anon, not
                   checked against its files
@@ -46,6 +47,7 @@ from headstart.traces.reading import (
     skip,
     whole,
 )
+from headstart.traces.sampling import Sample
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
@@ -75,18 +77,26 @@ class Trace:
 
     kind: Kind
     sessions: Iterator[Session]
-    """In the file's order. Raises ConfigError at what is no such trace, with its line."""
+    """In the file's order. Raises ConfigError at what is no such trace, with its line.
+
+    An empty one stands for one that a sample leaves."""
     has_sessions: bool
     """Whether it tells which requests follow each other."""
     block_size: int | None = None
     """Tokens that a piece has at most, where that is known before any is read."""
 
 
-def open_trace(path: Path, block_size: int | None = None, broken: Broken | None = None) -> Trace:
+def open_trace(
+    path: Path,
+    block_size: int | None = None,
+    broken: Broken | None = None,
+    sample: Sample | None = None,
+) -> Trace:
     """The trace in a file or folder, whatever it is. Raises ConfigError.
 
     `block_size`: tokens a hash id stands for, where the file does not tell. `broken` counts what
     cannot be read; without it that is an error. Times may then go back, too: the caller sorts.
+    Only the sessions of `sample` are read, where the trace tells which they are.
     """
     kind, first = _kind_of(path, broken)
     if block_size is not None and kind is not Kind.MOONCAKE:
@@ -94,7 +104,7 @@ def open_trace(path: Path, block_size: int | None = None, broken: Broken | None 
     sessions: Iterator[Session]
     has_sessions = kind in (Kind.WEKA, Kind.MLCOMMONS)
     if kind is Kind.MOONCAKE:
-        block_size = block_size or MOONCAKE_BLOCK_SIZE
+        block_size = _mooncake_block_size(path, first, block_size)
         sessions = _mooncake(path, block_size, 1e3, broken)
     elif kind is Kind.BAILIAN:
         block_size = BAILIAN_BLOCK_SIZE
@@ -106,11 +116,17 @@ def open_trace(path: Path, block_size: int | None = None, broken: Broken | None 
     elif kind is Kind.TOKEN_IDS:
         block_size = TOKEN_IDS_PIECE
         sessions = _token_ids(path, broken)
+    elif kind is Kind.WEKA:
+        sessions = weka(path, broken, sample)
     else:
-        sessions = {Kind.WEKA: weka, Kind.MLCOMMONS: mlcommons}[kind](path, broken)
+        sessions = mlcommons(path, broken)
+    if sample is not None and has_sessions and kind is not Kind.WEKA:
+        sessions = sample.of(sessions)
+    if kind in (Kind.WEKA, Kind.MLCOMMONS, Kind.HEADSTART):  # others' are lines, by their numbers
+        sessions = _once_each(path, sessions, broken)
     return Trace(
         kind=kind,
-        sessions=_once_each(path, sessions, broken),
+        sessions=sessions,
         has_sessions=has_sessions,
         block_size=block_size,
     )
@@ -196,6 +212,22 @@ class _Mooncake(msgspec.Struct):
     input_length: Positive
     output_length: Natural
     hash_ids: list[Id] = []
+    block_size: Positive | None = None
+
+
+class _MooncakeSize(msgspec.Struct):
+    block_size: Positive | None = None
+
+
+def _mooncake_block_size(path: Path, first: bytes, asked: int | None) -> int:
+    """What the first line tells, or else who reads it. Raises ConfigError where both do."""
+    told = decoded(first, _MooncakeSize, f"{path}, its first line").block_size
+    if told is not None and asked not in (None, told):
+        raise ConfigError(
+            f"{path}: its hash ids stand for {told} tokens, as it says itself, not for {asked}; "
+            "leave out --trace-block-size"
+        )
+    return told or asked or MOONCAKE_BLOCK_SIZE
 
 
 def _mooncake(
@@ -214,6 +246,11 @@ def _mooncake(
 def _mooncake_request(
     number: int, row: _Mooncake, block_size: int, clock: _Clock, place: str
 ) -> TracedRequest:
+    if row.block_size not in (None, block_size):
+        raise ConfigError(
+            f"{place}: blocks of {row.block_size} tokens after some of {block_size}: prompts of "
+            "several models? Record one, with `headstart node record --namespace`"
+        )
     _check_ids(row.hash_ids, row.input_length, block_size, place)
     return TracedRequest(
         session=f"{number}",

@@ -20,6 +20,7 @@ Checked against a simulation with the store's policy object, and with the store'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -63,22 +64,80 @@ def last_use(stream: Ints) -> Ints:
 
 
 def depths(recorded: Recorded) -> Ints:
-    """The least capacity, in blocks, at which each of `recorded.blocks` is a hit; NEVER: none."""
-    n = len(recorded.blocks)
-    lengths = recorded.lengths
+    """The least capacity at which each of `recorded.blocks` is a hit; NEVER: none.
+
+    In blocks, or of a sample in steps of `step_of(recorded)` blocks, as it would be for the whole
+    trace: see `_of_all`.
+    """
+    found = stack_depths(recorded.blocks, recorded.starts)
+    return found if recorded.share == 1.0 else _of_all(recorded, found)
+
+
+def step_of(recorded: Recorded) -> int:
+    """Blocks of a step of capacity: a sample cannot tell finer ones."""
+    return max(1, int(1.0 / recorded.share))
+
+
+def stack_depths(blocks: Ints, starts: Ints) -> Ints:
+    """The depth of each of `blocks` in the stack when its request comes; NEVER: it is new."""
+    n = len(blocks)
+    lengths = np.diff(starts)
     place = np.arange(n, dtype=np.int32)
-    turned = np.repeat(recorded.starts[:-1] + recorded.starts[1:] - 1, lengths).astype(np.int32)
+    turned = np.repeat(starts[:-1] + starts[1:] - 1, lengths).astype(np.int32)
     turned -= place  # its own inverse: last to first within a request
-    before = last_use(recorded.blocks[turned])
+    before = last_use(blocks[turned])
     is_used_again = before >= 0
     after = np.full(n, -1, np.int32)
     after[before[is_used_again]] = place[is_used_again]
     order: Ints = np.concatenate((np.flatnonzero(~is_used_again), after[after >= 0]))
     found = count_smaller_before(order) - before
-    found -= place - np.repeat(recorded.starts[:-1], lengths).astype(np.int32)
+    found -= place - np.repeat(starts[:-1], lengths).astype(np.int32)
     found[~is_used_again] = NEVER
     result: Ints = found[turned]
     return result
+
+
+def _of_all(recorded: Recorded, found: Ints) -> Ints:
+    """Depths in a sample of sessions, `found`, as they would be in the whole trace.
+
+    Of what lies above a block, the blocks of other sessions stand for `1 / share` times as many.
+    Those of its own session are all there, and so are common ones, of several sessions:
+
+        common + own + (others) / share
+
+    Common blocks themselves are used again sooner in the whole trace, by as much as there is more
+    between two uses; their depths stay.
+    """
+    session = np.repeat(recorded.session, recorded.lengths)
+    owner = np.zeros(len(recorded.parent), session.dtype)
+    owner[recorded.blocks] = session
+    is_common = np.zeros(len(recorded.parent), bool)
+    is_common[recorded.blocks[owner[recorded.blocks] != session]] = True
+    is_one = ~is_common[recorded.blocks]  # of one session
+    blocks, starts = recorded.blocks[is_one], np.append(0, np.cumsum(is_one))[recorded.starts]
+    both = found[is_one] if is_one.all() else stack_depths(blocks, starts)
+    own = _own_depths(blocks, starts, recorded.session)
+    common = found[is_one] - both.astype(np.int64)
+    all_ = common + own + (both - own) / recorded.share
+    is_new = both == NEVER
+    result = found.astype(np.float64)
+    result[is_one] = all_
+    steps = np.ceil(result / step_of(recorded)).astype(np.int32)
+    new = found == NEVER
+    new[is_one] = is_new
+    steps[new] = NEVER
+    return steps
+
+
+def _own_depths(blocks: Ints, starts: Ints, session: Ints) -> Ints:
+    """Depths of blocks that one session uses each, in stacks of a session."""
+    order = np.argsort(session, kind="stable")
+    lengths = np.diff(starts)[order]
+    moved_starts = np.append(0, np.cumsum(lengths))
+    moved = np.arange(moved_starts[-1]) + np.repeat(starts[:-1][order] - moved_starts[:-1], lengths)
+    found = np.empty(len(blocks), np.int32)
+    found[moved] = stack_depths(blocks[moved], moved_starts)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +153,16 @@ class Curve:
     """Hits of some requests at every capacity."""
 
     blocks: Ints
-    """Number of blocks that are hits at a capacity of 0, 1, ... blocks."""
+    """Number of blocks that are hits at a capacity of 0, 1, ... steps."""
     tokens: Ints
     num_blocks: int
     num_tokens: int
+    step: int = 1
+    """Blocks of capacity."""
 
     def at(self, capacity_blocks: int) -> Rates:
         """The hits at a capacity."""
-        index = min(capacity_blocks, len(self.blocks) - 1)
+        index = min(capacity_blocks // self.step, len(self.blocks) - 1)
         return Rates(
             block_hit=int(self.blocks[index]) / max(1, self.num_blocks),
             token_hit=int(self.tokens[index]) / max(1, self.num_tokens),
@@ -110,12 +171,12 @@ class Curve:
     @property
     def infinite(self) -> Rates:
         """The hits of a cache that holds all."""
-        return self.at(len(self.blocks))
+        return self.at(self.enough_blocks)
 
     @property
     def enough_blocks(self) -> int:
         """The least capacity that has all those hits."""
-        return len(self.blocks) - 1
+        return (len(self.blocks) - 1) * self.step
 
 
 def lru_curve(recorded: Recorded, found: Ints, first_request: int = 0) -> Curve:
@@ -132,4 +193,27 @@ def lru_curve(recorded: Recorded, found: Ints, first_request: int = 0) -> Curve:
         tokens=np.cumsum(tokens),
         num_blocks=len(found) - start,
         num_tokens=int(recorded.input_tokens[first_request:].sum()),
+        step=step_of(recorded),
     )
+
+
+def blocks_in_sample(recorded: Recorded, capacity_blocks: int) -> int:
+    """The capacity at which a sample behaves as the whole trace does at `capacity_blocks`.
+
+    Not a share of it, since the blocks of a session are all there: that at which `lru` hits as much
+    of the sample as is estimated for all.
+    """
+    if recorded.share == 1.0:
+        return capacity_blocks
+    estimated, found = _both(recorded)
+    num_hits = int(
+        estimated.blocks[min(capacity_blocks // estimated.step, len(estimated.blocks) - 1)]
+    )
+    return int(found[num_hits - 1]) if num_hits else 0
+
+
+@lru_cache(maxsize=1)
+def _both(recorded: Recorded) -> tuple[Curve, Ints]:
+    """The curve that a sample stands for, and its own depths, sorted."""
+    found: Ints = np.sort(stack_depths(recorded.blocks, recorded.starts))
+    return lru_curve(recorded, depths(recorded)), found

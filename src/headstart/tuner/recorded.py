@@ -27,6 +27,7 @@ import numpy.typing as npt
 from headstart.errors import ConfigError
 from headstart.traces.files import Kind, open_trace
 from headstart.traces.reading import Broken, Session, TracedRequest
+from headstart.traces.sampling import MANY_CHILDREN, Sample, Untold
 
 Ints = npt.NDArray[np.signedinteger]
 Floats = npt.NDArray[np.float64]
@@ -35,8 +36,6 @@ DEFAULT_BLOCK_SIZE = 16
 """Of traces that have texts or tokens, not ids of blocks."""
 SESSIONS_PER_S = 1 / 60
 NO_PARENT = -1
-_MANY_CHILDREN = 16
-"""A block that more different ones follow is what sessions have in common, not a part of one."""
 Advance = Callable[[int], None]
 """Told the number of requests that are done, now and then."""
 _EVERY = 500
@@ -71,6 +70,8 @@ class Recorded:
     """Whether the trace tells them; else they are prompts that begin alike."""
     num_unchained: int = 0
     """Uses of an id after another block than at its first use."""
+    share: float = 1.0
+    """Of the trace's prompt tokens, if it is a sample of its sessions."""
 
     def __len__(self) -> int:
         """Requests."""
@@ -106,18 +107,16 @@ class Recorded:
             **{name: getattr(self, name)[is_chosen] for name in _OF_REQUESTS},
         )
 
-    def sampled(self, share: float, seed: int) -> Recorded:
-        """The requests of about this share of the sessions; a larger share has these, too.
-
-        Raises ConfigError where nothing would be left.
-        """
-        if not 0.0 < share <= 1.0:
-            raise ConfigError(f"a share of the sessions is above 0 and at most 1, not {share}")
-        drawn = np.random.default_rng(seed).random(int(self.session.max(initial=0)) + 1)
-        is_chosen = drawn[self.session] < share
-        if not is_chosen.any():
-            raise ConfigError(f"no session is left of a share of {share}; take more")
-        return self.chosen(is_chosen)
+    def parts(self, number: int, seed: int) -> list[Recorded]:
+        """The requests, divided by chance: whole sessions, about as many in each part."""
+        names, sessions = np.unique(self.session, return_inverse=True)
+        part = np.random.default_rng(seed).permutation(len(names))[sessions] % number
+        found = [self.chosen(part == each) for each in range(number)]
+        all_tokens = max(1, int(self.input_tokens.sum()))
+        return [
+            replace(each, share=self.share * int(each.input_tokens.sum()) / all_tokens)
+            for each in found
+        ]
 
     def coarser(self, factor: int) -> Recorded:
         """The same prompts in blocks that are `factor` times as long.
@@ -153,33 +152,48 @@ _OF_REQUESTS = (
 )
 
 
-def record(
+def record(  # noqa: PLR0913 - what `headstart trace` and `tune` let people choose
     path: Path,
     *,
     block_size: int | None = None,
     trace_block_size: int | None = None,
     sessions_per_s: float = SESSIONS_PER_S,
     seed: int = 0,
+    share: float = 1.0,
     broken: Broken | None = None,
     advance: Advance = lambda num_requests: None,
 ) -> Recorded:
     """Read a trace. Raises ConfigError.
 
     `block_size`: of the blocks; by default the trace's. `trace_block_size`: tokens that its ids
-    stand for, where it does not tell. `sessions_per_s`: for one without times. `broken` counts what
-    cannot be read.
+    stand for, where it does not tell. `sessions_per_s`: for one without times. `share`: of its
+    sessions, by a hash; the others are not kept in memory. `broken` counts what cannot be read.
     """
     if not 0.0 < sessions_per_s < math.inf:
         raise ConfigError(f"sessions cannot start at a rate of {sessions_per_s} a second")
-    trace = open_trace(path, trace_block_size, broken)
+    sample = Sample(share, seed)
+    trace = open_trace(path, trace_block_size, broken, None if share == 1.0 else sample)
+    untold: Untold | None = None
+    if share < 1.0 and not trace.has_sessions:
+        # Read once before; what is broken is counted when it is read for good.
+        before = open_trace(path, trace_block_size, None if broken is None else Broken())
+        untold = Untold(sample, before.sessions, before.block_size or 1)
     recorder = _Recorder(block_size)
-    for number, session in enumerate(trace.sessions):
-        recorder.add(number, session, trace.kind, trace.block_size)
+    num_read = 0
+    for number, read in enumerate(trace.sessions):
+        session = read if untold is None else untold.taken(read)
+        if session:
+            recorder.add(number, session, trace.kind, trace.block_size)
+        num_read += max(1, len(read))
         if number % _EVERY == 0:
             advance(len(recorder.lengths))
-    _check_read(path, len(recorder.lengths), broken)
+    _check_read(path, num_read, broken)
+    if not recorder.lengths:
+        raise ConfigError(f"no session is left of a share of {share}; take more")
     recorded = recorder.recorded(trace.kind, has_sessions=trace.has_sessions)
-    return _timed(recorded, sessions_per_s, seed)
+    recorded = _timed(recorded, sessions_per_s, seed, None if untold is None else untold.numbers)
+    num_taken = int(recorded.input_tokens.sum())
+    return replace(recorded, share=num_taken / (num_taken + sample.tokens_left))
 
 
 def each_request(recorded: Recorded, advance: Advance) -> Iterator[tuple[int, list[int]]]:
@@ -274,6 +288,7 @@ class _Recorder:
             has_times=not bool(np.isnan(at_s).any()),
             has_sessions=has_sessions,
             num_unchained=self._num_unchained,
+            share=1.0,
             **columns,
         )
 
@@ -304,13 +319,16 @@ def cut(request: TracedRequest, block_size: int) -> Iterator[tuple[object, int]]
         yield name, rest
 
 
-def _timed(recorded: Recorded, sessions_per_s: float, seed: int) -> Recorded:
-    """Sorted by time, which is made up where the trace has none; with sessions."""
+def _timed(
+    recorded: Recorded, sessions_per_s: float, seed: int, sessions: array[int] | None
+) -> Recorded:
+    """Sorted by time, which is made up where the trace has none; with sessions, told or known."""
     if not recorded.has_times:
         made = _made_up(recorded, sessions_per_s, seed)
         recorded = replace(recorded, at_s=made)
     if not recorded.has_sessions:
-        recorded = replace(recorded, session=_alike(recorded))
+        found = _alike(recorded) if sessions is None else np.array(sessions)
+        recorded = replace(recorded, session=found)
     at_s = recorded.at_s
     if (at_s[1:] >= at_s[:-1]).all():
         return recorded
@@ -347,11 +365,11 @@ def _alike(recorded: Recorded) -> Ints:
     """Sessions of a trace that does not tell them: prompts that begin alike.
 
     Alike beyond what is common: a session is named by the block after the last one that more than
-    `_MANY_CHILDREN` others follow. A request without blocks is alone.
+    `MANY_CHILDREN` others follow. A request without blocks is alone.
     """
     parents = recorded.parent
     children = np.bincount(parents[parents >= 0], minlength=len(parents))
-    is_new = (parents < 0) | (children[parents] > _MANY_CHILDREN)
+    is_new = (parents < 0) | (children[parents] > MANY_CHILDREN)
     named = np.where(is_new, np.arange(len(parents)), parents)
     while (named != named[named]).any():  # doubles the way up each time
         named = named[named]

@@ -73,6 +73,8 @@ def overview(tuned: Tuned) -> list[tuple[str, str]]:
             ("recommended block size", f"{advice.block_size:,} tokens"),
         ]
     rows += [("because", reason) for reason in advice.reasons]
+    if recorded.share < 1.0:
+        rows.append(("note", f"a sample of the sessions: {recorded.share:.2%} of the tokens"))
     if not recorded.has_times:
         rows.append(("note", "the trace tells no times; those of its sessions are made up"))
     if recorded.num_unchained:

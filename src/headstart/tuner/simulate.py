@@ -20,7 +20,7 @@ import numpy as np
 
 from headstart.errors import ConfigError
 from headstart.policies import POLICIES, EvictionPolicy, LeafQueue, make_policy
-from headstart.tuner.curve import Rates
+from headstart.tuner.curve import Rates, blocks_in_sample
 from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
 from headstart.tuner.sieve import sieve_hits
 
@@ -51,9 +51,13 @@ def names() -> tuple[str, ...]:
 def simulate(
     recorded: Recorded, name: str, capacity_blocks: int, advance: Advance = lambda done: None
 ) -> Ints:
-    """Blocks of each request that are hits, a prefix of it. Raises ConfigError."""
+    """Blocks of each request that are hits, a prefix of it. Raises ConfigError.
+
+    `capacity_blocks` of a cache for the whole trace, of which `recorded` may be a sample.
+    """
     if capacity_blocks < 0:
         raise ConfigError(f"a capacity of {capacity_blocks} blocks is below none")
+    capacity_blocks = blocks_in_sample(recorded, capacity_blocks)
     if name == "sieve":
         return sieve_hits(recorded, capacity_blocks, advance)
     if name == "optimal":

@@ -136,9 +136,9 @@ def knee_blocks(curve: Curve, least_gain: float = LEAST_GAIN) -> int | None:
     doubled = np.minimum(2 * np.arange(len(hits)), len(hits) - 1)
     gives = np.flatnonzero(hits[doubled] - hits >= least_gain)
     if len(gives):
-        return int(gives[-1]) + 1
+        return (int(gives[-1]) + 1) * curve.step
     # From nothing to one block is no doubling.
-    return 1 if len(hits) > 1 and hits[1] >= least_gain else None
+    return curve.step if len(hits) > 1 and hits[1] >= least_gain else None
 
 
 def _capacities(enough_blocks: int, knee: int | None, block_size: int) -> list[int]:
