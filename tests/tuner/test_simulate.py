@@ -104,7 +104,9 @@ def test_progress_is_told(tmp_path):
 
 def test_what_cannot_be_simulated_is_refused(tmp_path):
     trace = recorded(tmp_path, lines([1]))
-    with pytest.raises(ConfigError, match="'arc' is unknown; known: lru, fifo, lfu, sieve, opt"):
+    with pytest.raises(ConfigError, match="'arc' is unknown; known: lru, fifo, lfu-da, .*sieve"):
         simulate(trace, "arc", 1)
+    with pytest.raises(ConfigError, match="lru has nothing to set"):
+        simulate(trace, "lru=3", 1)
     with pytest.raises(ConfigError, match="below none"):
         simulate(trace, "lru", -1)
