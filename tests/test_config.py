@@ -11,6 +11,7 @@ import pytest
 from headstart.config import cache_dir, inflight_nbytes, load_settings, open_store
 from headstart.errors import ConfigError, HeadstartError, RootLockedError, TierUnavailableError
 from headstart.keys import block_keys
+from headstart.policies import POLICIES
 from headstart.settings import FileTierSettings, MemorySettings, Settings
 from headstart.testing import FaultyTier, kit_namespace
 from headstart.tiers import FileTier, FileTierOptions
@@ -187,6 +188,10 @@ def test_settings_are_frozen():
         ("[memory]\ncapacity = 100", r"memory\.capacity: .*4096"),
         ('[memory]\nslab_nbytes = "1Gib"', r"memory\.slab_nbytes: unit 'Gib' in '1Gib' is unknown"),
         ('[memory]\npolicy = "arc"', r"memory\.policy: eviction policy 'arc' is unknown; .*fifo"),
+        ("[memory]\npolicy = 3", r"memory\.policy: eviction policy 3 is unknown; allowed: lru"),
+        ('[memory]\npolicy = "ttl=soon"', r"memory\.policy: 'soon' is not a quantity"),
+        ('[memory]\npolicy = "s3fifo=1"', r"memory\.policy: .* s3fifo has nothing to set; allowed"),
+        ('[memory]\npolicy = "cost=-1"', r"memory\.policy: .* '-1' is not a number of tokens"),
         ('[[tiers]]\nkind = "file"\nroot = "/x"', r"tiers\.0\.capacity is missing"),
         ('[[tiers]]\nkind = "file"\ncapacity = "1GiB"', r"tiers\.0\.root is missing"),
         ('[[tiers]]\nroot = "/x"\ncapacity = "1GiB"', r"tiers\.0\.kind is missing"),
@@ -213,7 +218,7 @@ def test_settings_are_frozen():
         (FAULTS + "error_rate = 2", r"tiers\.0\.faults\.0\.error_rate: "),
         (FAULTS + 'after = "-1s"', r"tiers\.0\.faults\.0\.after: "),
     ],
-    ids=range(24),
+    ids=range(28),
 )
 def test_a_wrong_file_is_refused_with_path_and_reason(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as refused:
@@ -380,6 +385,19 @@ def test_memory_that_cannot_be_had_closes_the_tiers(tmp_path):
     assert sorted(path.name for path in DESCRIPTORS.iterdir()) == before
     with open_store(settings):
         pass
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "ttl=10min", "tlru=4096", "cost=30000"])
+def test_every_policy_runs_in_both_tiers(tmp_path, policy):
+    settings = settings_of(tmp_path / "cache", policy=policy)
+    settings = settings.model_copy(
+        update={"memory": MemorySettings(capacity=4 * MIB, policy=policy)}
+    )
+    assert (settings.memory.policy, settings.tiers[0].policy) == (policy, policy)
+    with open_store(settings) as store:
+        tiers = (store._memory, store._lower[0].tier)
+        names = [tier.index._policy.name for tier in tiers]
+    assert names == [policy.partition("=")[0]] * 2
 
 
 def test_settings_reach_the_tier(tmp_path):

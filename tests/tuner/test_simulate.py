@@ -104,7 +104,7 @@ def test_progress_is_told(tmp_path):
 
 def test_what_cannot_be_simulated_is_refused(tmp_path):
     trace = recorded(tmp_path, lines([1]))
-    with pytest.raises(ConfigError, match="'arc' is unknown; known: lru, fifo, lfu-da, .*sieve"):
+    with pytest.raises(ConfigError, match=r"'arc' is unknown; known: lru, fifo, lfu-da, .*sieve"):
         simulate(trace, "arc", 1)
     with pytest.raises(ConfigError, match="lru has nothing to set"):
         simulate(trace, "lru=3", 1)

@@ -25,7 +25,8 @@ class S3FifoPolicy:
     - A block that moves to the main queue takes its ancestors along, which were hit whenever it
       was. Else they would fill the small queue, where nothing could evict them, and whatever is
       new would go at once.
-    - Of ancestors the hits are kept, so that a prompt's start has its second chance after its end.
+    - A block that was last hit together with the child that is evicted has had its chances with it;
+      else each block of a dead prompt would have its own, one after the other.
     - The small queue counts all blocks on trial, of all sizes, not only the leaves; where it has no
       leaf, the main one is evicted from, and the other way round.
     - One hit is enough to move on. Blocks of a conversation are asked for once a turn, and two
@@ -39,6 +40,7 @@ class S3FifoPolicy:
     def __init__(self) -> None:
         self._last = 0  # priority given last: a place in the order of arrival
         self._hits = ByRow("B", 0)
+        self._hit_at = ByRow("Q", 0)  # clock of the last hit
         self._is_main = ByRow("B", 0)
         self._num_main = 0
         self._num_gone = 0
@@ -50,7 +52,7 @@ class S3FifoPolicy:
 
     def on_insert(self, *, row: int, clock: int) -> int:
         """The end of a queue."""
-        self._hits[row] = self._is_main[row] = 0
+        self._hits[row] = self._hit_at[row] = self._is_main[row] = 0
         self._last = max(self._last + 1, clock)
         evicted = self._gone.pop(self._blocks.key(row), None)
         if evicted is not None and self._num_gone - evicted < len(self._blocks):
@@ -61,6 +63,7 @@ class S3FifoPolicy:
         """Unchanged, but counted."""
         self._last = max(self._last, clock)
         self._hits[row] = min(self._hits[row] + 1, _MOST_HITS)
+        self._hit_at[row] = clock
         return priority
 
     def on_remove(self, *, row: int, priority: int, evicted: bool) -> None:
@@ -70,6 +73,9 @@ class S3FifoPolicy:
             self._num_main -= 1
         elif evicted:
             self._remember(self._blocks.key(row))
+        above = self._blocks.parent(row) if evicted and self._hit_at[row] else None
+        if above is not None and self._hit_at[above] == self._hit_at[row]:
+            self._hits[above] = 0
 
     def section(self, row: int) -> int:
         """0: small; 1: main."""
