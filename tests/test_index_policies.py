@@ -186,5 +186,35 @@ def test_removals_of_all_kinds(policy):
         assert index._policy._num_main == sum(sections)
 
 
+def comes_back(index, path):
+    """Discard the end of a prompt; "n" gets its row. Its old entry in the queue must not count."""
+    (row,) = index.pin(keys(path)[-1:], namespace=1, block_nbytes=SMALL)
+    index.unpin([row])
+    index.discard(keys(path)[-1:])
+    ask(index, "n")
+    assert index.pin(keys("n"), namespace=1, block_nbytes=SMALL, is_use=False) == [row]
+    index.unpin([row])
+
+
+def test_a_row_that_comes_back_less_used():
+    index = make_index("lfu-da")
+    for path in "aaaaaaaa12345678":  # "a" surfaces for "8", with eight uses, and stays
+        ask(index, path)
+    comes_back(index, "a")
+    for path in "23456782345678":
+        ask(index, path)
+    ask(index, "9")
+    assert [index.lookup(keys(path)) for path in "n23456789"] == [0, *[1] * 8]
+
+
+def test_a_row_that_comes_back_less_deep():
+    index = make_index("cost=1")
+    ask(index, "abcdefg")
+    comes_back(index, "abcdefg")
+    ask(index, "abcdef")
+    index.reserve(SMALL, 2)
+    assert [index.lookup(keys(path)) for path in ("n", "abcdef")] == [0, 6]
+
+
 def test_priorities_leave_room_for_a_clock():
     assert CLOCK_MASK > 10**11, "eight years of a thousand operations a second"

@@ -71,9 +71,8 @@ class Index:
         self._policy = policy
         self._is_gone = policy.is_gone if isinstance(policy, Expiring) else None
         self._find = finder(self._table, self._is_gone)
-        self._watching = policy if isinstance(policy, Watching) else None
-        if self._watching is not None:
-            self._watching.watch(HeldBlocks(self.rows, self._table, self.block_tokens))
+        if isinstance(policy, Watching):
+            policy.watch(HeldBlocks(self.rows, self._table, self.block_tokens))
         self._doomed: set[int] = set()
         self._reserved: dict[int, int] = {}  # offset -> slot size
         self._clock = 1
@@ -370,10 +369,7 @@ class Index:
     def _remove(self, leaving: Sequence[int], *, evicted: bool = False) -> None:
         """Remove rows whose children, if any, leave with them."""
         rows, table = self.rows, self._table
-        if self._watching is not None:
-            for row in leaving:
-                priority = rows.priority[row]
-                self._watching.on_remove(row=row, priority=priority, evicted=evicted)
+        self._room.leave(leaving, evicted=evicted)
         gone = set(leaving)
         for row in leaving:
             table.remove(table.key(row), row)

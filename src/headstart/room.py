@@ -8,11 +8,11 @@ on a full tier and a hot one keeps its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from headstart.policies import EvictionPolicy, Leaves, leaf_queue
+from headstart.policies import EvictionPolicy, Leaves, Watching, leaf_queue
 from headstart.policies.base import CLOCK_MASK
 from headstart.rows import Rows
 from headstart.slots import SlabPool
@@ -30,6 +30,7 @@ class Room:
     ) -> None:
         self._rows, self._slots, self._slot_nbytes = rows, slots, slot_nbytes
         self._policy = policy
+        self._watching = policy if isinstance(policy, Watching) else None
         self._queues: dict[int, Leaves] = {}
         self._patience: dict[int, int] = {}
 
@@ -45,6 +46,16 @@ class Room:
         """A held row may have become a candidate: one without children and pins."""
         if self._rows.num_children[row] == 0 and self._rows.pins[row] == 0:
             self._queue(self._size(row)).offer(row, self._rows.priority[row])
+
+    def leave(self, leaving: Sequence[int], *, evicted: bool) -> None:
+        """Held rows that are removed next: as the coldest leaf, if `evicted`, or for a reason."""
+        watching = self._watching
+        if watching is None:
+            return  # priorities are clocks then, and rise from one block of a row to the next, too
+        for row in leaving:
+            watching.on_remove(row=row, priority=self._rows.priority[row], evicted=evicted)
+            if not evicted:
+                self._queue(self._size(row)).forget(row)
 
     def load(self, leaves: np.ndarray, slots_of: np.ndarray) -> None:
         """Fill empty queues: `leaves[i]`, a row, is a candidate of slot size `slots_of[i]`."""

@@ -108,7 +108,11 @@ def pack(key: int, clock: int) -> int:
 
     Both stop at the most there is room for: a policy whose keys have run out is `lru`.
     """
-    return min(key, _MAX_KEY) << CLOCK_BITS | min(clock, CLOCK_MASK)
+    if key > _MAX_KEY:
+        key = _MAX_KEY
+    if clock > CLOCK_MASK:
+        clock = CLOCK_MASK
+    return key << CLOCK_BITS | clock
 
 
 def as_clocks(priorities: np.ndarray, clock: int) -> np.ndarray:

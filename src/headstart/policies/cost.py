@@ -11,6 +11,8 @@ EVEN_TOKENS = 32_768
 """By default: of an 8B model (16 GFLOP a token, 0.5 MFLOP a pair of them)."""
 _UNIT = 16
 """Of a key, for a block at the start of a prompt: differences of a 16th are told."""
+_MOST_SAVED = (1 << 20) - 1
+"""Of one block, in `_UNIT`s."""
 
 
 class CostPolicy:
@@ -40,6 +42,7 @@ class CostPolicy:
         self._even_tokens = even_tokens
         self._age = 0
         self._depth = ByRow("I", 0)  # 1 for the first block of a prompt; 0: not known yet
+        self._saved = ByRow("I", 0)  # in `_UNIT`s; 0: not known yet
 
     def watch(self, blocks: Blocks) -> None:
         """See `Watching.watch`."""
@@ -48,22 +51,25 @@ class CostPolicy:
     def on_insert(self, *, row: int, clock: int) -> int:
         """What it saves, from now on."""
         self._depth[row] = 0
-        return self._priority(row, clock)
+        saved = self._saved[row] = self._saved_by(row)
+        return pack(self._age + saved, clock)
 
     def on_hit(self, *, row: int, priority: int, clock: int) -> int:
         """What it saves, from now on."""
-        return self._priority(row, clock)
+        saved = self._saved[row]
+        if not saved:
+            saved = self._saved[row] = self._saved_by(row)
+        return pack(self._age + saved, clock)
 
     def on_remove(self, *, row: int, priority: int, evicted: bool) -> None:
         """The coldest is what the next ones start from; others say nothing of age."""
         if evicted:
             self._age = max(self._age, priority >> CLOCK_BITS)
 
-    def _priority(self, row: int, clock: int) -> int:
+    def _saved_by(self, row: int) -> int:
         tokens = self._blocks.tokens(row)
         pairs = num_pairs((self._depth_of(row) - 1) * tokens, tokens)
-        saved = 1.0 + pairs / tokens / self._even_tokens
-        return pack(self._age + round(_UNIT * saved), clock)
+        return min(round(_UNIT * (1.0 + pairs / tokens / self._even_tokens)), _MOST_SAVED)
 
     def _depth_of(self, row: int) -> int:
         """Counted up to the nearest block whose depth is known, and noted for those between."""

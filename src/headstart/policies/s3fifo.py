@@ -62,7 +62,9 @@ class S3FifoPolicy:
     def on_hit(self, *, row: int, priority: int, clock: int) -> int:
         """Unchanged, but counted."""
         self._last = max(self._last, clock)
-        self._hits[row] = min(self._hits[row] + 1, _MOST_HITS)
+        hits = self._hits[row]
+        if hits < _MOST_HITS:
+            self._hits[row] = hits + 1
         self._hit_at[row] = clock
         return priority
 

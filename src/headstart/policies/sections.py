@@ -36,6 +36,11 @@ class SectionedQueue:
         """`row` has become a candidate."""
         self._queues[self._policy.section(row)].offer(row, priority)
 
+    def forget(self, row: int) -> None:
+        """See `LeafQueue.forget`."""
+        for queue in self._queues:
+            queue.forget(row)
+
     def load(self, priorities: np.ndarray, rows: np.ndarray) -> None:
         """Fill an empty queue with rows that the policy was never told of."""
         self._queues[0].load(priorities, rows)
