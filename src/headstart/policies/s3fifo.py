@@ -6,6 +6,7 @@ from headstart.policies.base import Blocks
 from headstart.policies.byrow import ByRow
 
 _MOST_HITS = 3
+_HITS_TO_MOVE = 2
 _SMALL_SHARE = 10
 """The small queue is evicted from while it has at least one in so many of the blocks."""
 _SLACK = 1024
@@ -15,10 +16,10 @@ class S3FifoPolicy:
     """Evicts what was not used again soon, from a tenth of the room; the rest is harder to get out.
 
     A new block is on trial in the small queue. When it is the coldest there, it moves to the main
-    one if it was hit since, else it goes, and its key is remembered for as many more evictions as
-    there are blocks: if it comes back meanwhile, it starts in the main queue. In that, the coldest
-    goes unless it was hit; then it loses one hit of at most three and waits again. Each queue is in
-    order of arrival, and hits move nothing (Yang et al. 2023).
+    one if it was hit twice since, else it goes, and its key is remembered for as many more
+    evictions as there are blocks: if it comes back meanwhile, it starts in the main queue. In that,
+    the coldest goes unless it was hit; then it loses one hit of at most three and waits again. Each
+    queue is in order of arrival, and hits move nothing (Yang et al. 2023).
 
     Differences, since blocks are a forest and only leaves can go:
 
@@ -29,9 +30,6 @@ class S3FifoPolicy:
       else each block of a dead prompt would have its own, one after the other.
     - The small queue counts all blocks on trial, of all sizes, not only the leaves; where it has no
       leaf, the main one is evicted from, and the other way round.
-    - One hit is enough to move on. Blocks of a conversation are asked for once a turn, and two
-      turns within a tenth of the room are many.
-
     A restart puts all blocks on trial, in the order they had.
     """
 
@@ -89,11 +87,12 @@ class S3FifoPolicy:
         return int(_SMALL_SHARE * (num_held - self._num_main) < num_held)
 
     def spare(self, *, row: int, priority: int) -> int | None:
-        """One that was hit goes to the end of the main queue."""
-        if not self._hits[row]:
+        """One that was hit enough goes to the end of the main queue."""
+        is_main, hits = self._is_main[row], self._hits[row]
+        if hits < (1 if is_main else _HITS_TO_MOVE):
             return None
-        if self._is_main[row]:
-            self._hits[row] -= 1
+        if is_main:
+            self._hits[row] = hits - 1
         else:
             self._move(row)
             self._hits[row] = 0
