@@ -35,6 +35,8 @@ def test_nothing_hits_more_blocks_than_the_optimum(tmp_path, seed):
         found = {name: rates(trace, simulate(trace, name, capacity)) for name in names()}
         best = found.pop("optimal").block_hit
         assert best >= max(each.block_hit for each in found.values())
+        for name in ("ttl=30ms", "ttl=1h", "tlru=8", "tlru=100", "cost=4", "cost=100"):
+            assert best >= rates(trace, simulate(trace, name, capacity)).block_hit
         if capacity == 300:
             assert {each.block_hit for each in found.values()} == {best}, "all have what there is"
     some = simulate(trace, "optimal", 7).sum()
