@@ -387,17 +387,34 @@ def test_memory_that_cannot_be_had_closes_the_tiers(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "ttl=10min", "tlru=4096", "cost=30000"])
-def test_every_policy_runs_in_both_tiers(tmp_path, policy):
-    settings = settings_of(tmp_path / "cache", policy=policy)
-    settings = settings.model_copy(
-        update={"memory": MemorySettings(capacity=4 * MIB, policy=policy)}
-    )
-    assert (settings.memory.policy, settings.tiers[0].policy) == (policy, policy)
-    with open_store(settings) as store:
+def test_every_policy_is_taken_by_every_tier(tmp_path):
+    for policy in (*POLICIES, "ttl=10min", "tlru=4096", "cost=30000"):
+        text = f'[memory]\npolicy = "{policy}"\n{TIER}policy = "{policy}"'
+        settings = load(text)
+        assert (settings.memory.policy, settings.tiers[0].policy) == (policy, policy)
+    settings = settings_of(tmp_path / "cache", policy="cost=30000")
+    memory = MemorySettings(capacity=4 * MIB, policy="ttl=10min")
+    with open_store(settings.model_copy(update={"memory": memory})) as store:
         tiers = (store._memory, store._lower[0].tier)
-        names = [tier.index._policy.name for tier in tiers]
-    assert names == [policy.partition("=")[0]] * 2
+        assert [tier.index._policy.name for tier in tiers] == ["ttl", "cost"]
+        assert tiers[1].index._policy._even_tokens == 30_000
+
+
+def test_a_directory_may_change_its_policy(tmp_path):
+    namespace = kit_namespace()
+    chains = [block_keys(namespace, [number] * 32) for number in range(4)]
+    for number, policy in enumerate(("lfu-da", "cost", "lru", "ttl=1h")):
+        with open_store(settings_of(tmp_path / "cache", policy=policy)) as store:
+            store.open_namespace(namespace)
+            lower = store._lower[0].tier
+            assert [lower.lookup(chain.keys) for chain in chains] == [2] * number + [0] * (
+                4 - number
+            )
+            for chain in chains[: number + 1]:
+                store.store(chain, [bytes(chain.block_nbytes)] * 2)
+            assert store.flush()
+            lower.touch(chains[0].keys)
+            lower.check_invariants()
 
 
 def test_settings_reach_the_tier(tmp_path):
