@@ -11,6 +11,7 @@ import pytest
 from headstart.config import cache_dir, inflight_nbytes, load_settings, open_store
 from headstart.errors import ConfigError, HeadstartError, RootLockedError, TierUnavailableError
 from headstart.keys import block_keys
+from headstart.policies import POLICIES
 from headstart.settings import FileTierSettings, MemorySettings, Settings
 from headstart.testing import FaultyTier, kit_namespace
 from headstart.tiers import FileTier, FileTierOptions
@@ -187,6 +188,10 @@ def test_settings_are_frozen():
         ("[memory]\ncapacity = 100", r"memory\.capacity: .*4096"),
         ('[memory]\nslab_nbytes = "1Gib"', r"memory\.slab_nbytes: unit 'Gib' in '1Gib' is unknown"),
         ('[memory]\npolicy = "arc"', r"memory\.policy: eviction policy 'arc' is unknown; .*fifo"),
+        ("[memory]\npolicy = 3", r"memory\.policy: eviction policy 3 is unknown; allowed: lru"),
+        ('[memory]\npolicy = "ttl=soon"', r"memory\.policy: 'soon' is not a quantity"),
+        ('[memory]\npolicy = "s3fifo=1"', r"memory\.policy: .* s3fifo has nothing to set; allowed"),
+        ('[memory]\npolicy = "cost=-1"', r"memory\.policy: .* '-1' is not a number of tokens"),
         ('[[tiers]]\nkind = "file"\nroot = "/x"', r"tiers\.0\.capacity is missing"),
         ('[[tiers]]\nkind = "file"\ncapacity = "1GiB"', r"tiers\.0\.root is missing"),
         ('[[tiers]]\nroot = "/x"\ncapacity = "1GiB"', r"tiers\.0\.kind is missing"),
@@ -213,7 +218,7 @@ def test_settings_are_frozen():
         (FAULTS + "error_rate = 2", r"tiers\.0\.faults\.0\.error_rate: "),
         (FAULTS + 'after = "-1s"', r"tiers\.0\.faults\.0\.after: "),
     ],
-    ids=range(24),
+    ids=range(28),
 )
 def test_a_wrong_file_is_refused_with_path_and_reason(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as refused:
@@ -380,6 +385,36 @@ def test_memory_that_cannot_be_had_closes_the_tiers(tmp_path):
     assert sorted(path.name for path in DESCRIPTORS.iterdir()) == before
     with open_store(settings):
         pass
+
+
+def test_every_policy_is_taken_by_every_tier(tmp_path):
+    for policy in (*POLICIES, "ttl=10min", "tlru=4096", "cost=30000"):
+        text = f'[memory]\npolicy = "{policy}"\n{TIER}policy = "{policy}"'
+        settings = load(text)
+        assert (settings.memory.policy, settings.tiers[0].policy) == (policy, policy)
+    settings = settings_of(tmp_path / "cache", policy="cost=30000")
+    memory = MemorySettings(capacity=4 * MIB, policy="ttl=10min")
+    with open_store(settings.model_copy(update={"memory": memory})) as store:
+        tiers = (store._memory, store._lower[0].tier)
+        assert [tier.index._policy.name for tier in tiers] == ["ttl", "cost"]
+        assert tiers[1].index._policy._even_tokens == 30_000
+
+
+def test_a_directory_may_change_its_policy(tmp_path):
+    namespace = kit_namespace()
+    chains = [block_keys(namespace, [number] * 32) for number in range(4)]
+    for number, policy in enumerate(("lfu-da", "cost", "lru", "ttl=1h")):
+        with open_store(settings_of(tmp_path / "cache", policy=policy)) as store:
+            store.open_namespace(namespace)
+            lower = store._lower[0].tier
+            assert [lower.lookup(chain.keys) for chain in chains] == [2] * number + [0] * (
+                4 - number
+            )
+            for chain in chains[: number + 1]:
+                store.store(chain, [bytes(chain.block_nbytes)] * 2)
+            assert store.flush()
+            lower.touch(chains[0].keys)
+            lower.check_invariants()
 
 
 def test_settings_reach_the_tier(tmp_path):

@@ -232,8 +232,39 @@ class FifoStates(IndexStates):
     policy = "fifo"
 
 
+class LfuDaStates(IndexStates):
+    policy = "lfu-da"
+
+
+class S3FifoStates(IndexStates):
+    policy = "s3fifo"
+
+
+class TtlStates(IndexStates):
+    policy = "ttl"
+
+
+class TlruStates(IndexStates):
+    policy = "tlru=32"  # two blocks, of namespaces that nobody opened
+
+
+class CostStates(IndexStates):
+    policy = "cost=16"
+
+
 few = settings(stateful_step_count=30)
+fewer = settings(few, max_examples=15)
 TestIndexLru = IndexStates.TestCase
 TestIndexLru.settings = few
 TestIndexFifo = FifoStates.TestCase
 TestIndexFifo.settings = few
+TestIndexLfuDa = LfuDaStates.TestCase
+TestIndexLfuDa.settings = fewer
+TestIndexS3Fifo = S3FifoStates.TestCase
+TestIndexS3Fifo.settings = fewer
+TestIndexTtl = TtlStates.TestCase
+TestIndexTtl.settings = fewer
+TestIndexTlru = TlruStates.TestCase
+TestIndexTlru.settings = fewer
+TestIndexCost = CostStates.TestCase
+TestIndexCost.settings = fewer

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headstart.forest import with_descendants
+from headstart.blocks import HeldBlocks, finder
 from headstart.keytable import KeyTable
-from headstart.policies import EvictionPolicy
+from headstart.policies import EvictionPolicy, Expiring, Watching
+from headstart.policies.base import as_clocks
 from headstart.room import Room
-from headstart.rows import NO_PARENT, PACK_RECORD, RECORD, Rows, by_value
+from headstart.rows import NO_PARENT, PACK_RECORD, Rows, by_value
 from headstart.slots import SlabPool, Slot
 from headstart.types import BlockKey
 
@@ -63,10 +64,15 @@ class Index:
         self.counters = IndexCounters()
         self.rows = Rows()
         self.slots = SlabPool(capacity_nbytes=capacity_nbytes, slab_nbytes=slab_nbytes)
-        self._policy = policy
+        self.block_tokens: dict[int, int] = {}  # by number of namespace, for policies that ask
         self._slot_nbytes = slot_nbytes
-        self._room = Room(self.rows, self.slots, slot_nbytes)
+        self._room = Room(self.rows, self.slots, slot_nbytes, policy)
         self._table = KeyTable()
+        self._policy = policy
+        self._is_gone = policy.is_gone if isinstance(policy, Expiring) else None
+        self._find = finder(self._table, self._is_gone)
+        if isinstance(policy, Watching):
+            policy.watch(HeldBlocks(self.rows, self._table, self.block_tokens))
         self._doomed: set[int] = set()
         self._reserved: dict[int, int] = {}  # offset -> slot size
         self._clock = 1
@@ -88,7 +94,7 @@ class Index:
 
         Binary search, because the held part of a chain is a prefix of it.
         """
-        find = self._table.find
+        find = self._find
         if not keys or find(keys[0]) is None:
             return 0
         if find(keys[-1]) is not None:
@@ -115,7 +121,7 @@ class Index:
         with self._lock:
             self._clock += 1
             for key in keys:
-                row = self._table.find(key)
+                row = self._find(key)
                 if (
                     row is None
                     or rows.namespace[row] != namespace
@@ -133,7 +139,7 @@ class Index:
         with self._lock:
             self._clock += 1
             for key in keys:
-                row = self._table.find(key)
+                row = self._find(key)
                 if row is None:
                     break
                 self._hit(row)
@@ -205,6 +211,8 @@ class Index:
                     or self.rows.block_nbytes[row] != block_nbytes
                 ):
                     row, rooted = None, False  # a forged key: another block stands there
+                elif row is not None and self._is_gone is not None and self._is_gone(row):
+                    self._hit(row)  # it was gone, and is back
                 if row is not None or slot is None or not rooted:
                     if slot is not None:
                         self._free_reserved(slot.offset)
@@ -257,13 +265,11 @@ class Index:
     def held(self, at_most: int | None = None) -> np.ndarray:
         """Records (dtype RECORD) of all held blocks, or of at most so many, chosen at random."""
         with self._lock:
-            live = self._live_rows(at_most)
-            records = np.zeros(len(live), RECORD)
-            records["row"] = live
-            for name in RECORD.names or ():
-                if name not in ("row", "key"):
-                    records[name] = self.rows.column(name)[live]
-            records["key"] = self._table.keys()[live]
+            records = self.rows.records(self._live_rows(at_most))
+            records["key"] = self._table.keys()[records["row"]]
+            records["priority"] = as_clocks(records["priority"], self._clock)
+            # What comes now comes after all these, in the log, too.
+            self._clock = max(self._clock, int(records["priority"].max(initial=0)))
         return records
 
     def restore(self, records: np.ndarray) -> None:
@@ -306,10 +312,8 @@ class Index:
     # -- under the lock -------------------------------------------------------------------------
 
     def _hit(self, row: int) -> None:
-        rows = self.rows
-        rows.priority[row] = self._policy.on_hit(
-            priority=rows.priority[row], clock=self._clock, block_nbytes=rows.block_nbytes[row]
-        )
+        priority = self.rows.priority
+        priority[row] = self._policy.on_hit(row=row, priority=priority[row], clock=self._clock)
 
     def _insert(
         self, key: BlockKey, slot: Slot, above: int | None, namespace: int, block_nbytes: int
@@ -317,23 +321,20 @@ class Index:
         rows = self.rows
         row = rows.take()
         self._table.grow(len(rows))
-        priority = self._policy.on_insert(clock=self._clock, block_nbytes=block_nbytes)
         rows.parent[row] = NO_PARENT if above is None else above
-        rows.num_children[row] = 0
-        rows.pins[row] = 0
         rows.namespace[row] = namespace
         rows.block_nbytes[row] = block_nbytes
         rows.offset[row] = slot.offset
         rows.generation[row] = slot.generation
-        rows.priority[row] = priority
         if above is not None:
             rows.num_children[above] += 1
         del self._reserved[slot.offset]
         self._table.insert(key, row)
+        rows.priority[row] = self._policy.on_insert(row=row, clock=self._clock)
         self.counters.num_stored += 1
         if self._log is not None:
             self._log += PACK_RECORD.pack(
-                row, rows.parent[row], namespace, block_nbytes, *slot, priority, key
+                row, rows.parent[row], namespace, block_nbytes, *slot, self._clock, key
             )
         return row
 
@@ -349,8 +350,7 @@ class Index:
         leaf = room.coldest_leaf(slot_nbytes)
         if leaf is None:
             return False
-        self._policy.on_evict(priority=self.rows.priority[leaf])
-        self._remove([leaf])
+        self._remove([leaf], evicted=True)
         self.counters.num_evicted += 1
         return True
 
@@ -361,19 +361,15 @@ class Index:
     def _remove_with_descendants(self, found: Sequence[int]) -> int:
         """Remove rows and all rows below them; returns how many. Leaves need no search."""
         if any(self.rows.num_children[row] for row in found):
-            parent = self.rows.column("parent").astype(np.int64)
-            none = len(parent)
-            alone = (parent == NO_PARENT) | (self.rows.column("block_nbytes") == 0)
-            goes = np.zeros(none, bool)
-            goes[list(found)] = True
-            found = np.flatnonzero(with_descendants(np.where(alone, none, parent), goes)).tolist()
+            found = self.rows.with_descendants(found)
         leaving = list(dict.fromkeys(found))
         self._remove(leaving)
         return len(leaving)
 
-    def _remove(self, leaving: Sequence[int]) -> None:
+    def _remove(self, leaving: Sequence[int], *, evicted: bool = False) -> None:
         """Remove rows whose children, if any, leave with them."""
         rows, table = self.rows, self._table
+        self._room.leave(leaving, evicted=evicted)
         gone = set(leaving)
         for row in leaving:
             table.remove(table.key(row), row)

@@ -179,7 +179,7 @@ class Reservation:
         self._namespace = memory.namespaces[chain.namespace]
         above = () if chain.parent is None else (chain.parent,)
         self._pinned = memory.index.pin(
-            above, namespace=self._namespace, block_nbytes=chain.block_nbytes
+            above, namespace=self._namespace, block_nbytes=chain.block_nbytes, is_use=False
         )
         self._slots = memory.index.reserve(chain.block_nbytes, len(chain))
         self._open = True

@@ -8,10 +8,11 @@ scalar access is four times faster than numpy's.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from headstart.forest import with_descendants
 from headstart.types import KEY_NBYTES
 
 _MAX_DRAWN = 4096
@@ -25,7 +26,7 @@ RECORD = np.dtype(
         ("block_nbytes", "<u4"),  # 0: the row is free
         ("offset", "<u8"),
         ("generation", "<u8"),
-        ("priority", "<u8"),
+        ("priority", "<u8"),  # as a clock: see `headstart.policies.base`
         ("key", f"V{KEY_NBYTES}"),
     ]
 )
@@ -44,6 +45,7 @@ _COLUMNS = {
     "generation": "<u8",
     "priority": "<u8",
 }
+_LOGGED = tuple(name for name in RECORD.names or () if name in _COLUMNS)
 _GROWTH = 1.25
 
 
@@ -94,6 +96,24 @@ class Rows:
         nbytes = np.bincount(numbers, self.column("block_nbytes")[live])
         return {number: int(nbytes[number]) for number in np.flatnonzero(nbytes).tolist()}
 
+    def with_descendants(self, found: Iterable[int]) -> list[int]:
+        """These rows and all rows below them."""
+        parent = self.column("parent").astype(np.int64)
+        none = len(parent)
+        alone = (parent == NO_PARENT) | (self.column("block_nbytes") == 0)
+        goes = np.zeros(none, bool)
+        goes[list(found)] = True
+        below: np.ndarray = with_descendants(np.where(alone, none, parent), goes)
+        return np.flatnonzero(below).tolist()
+
+    def records(self, live: np.ndarray) -> np.ndarray:
+        """Rows `live` as records (dtype RECORD), without their keys."""
+        records = np.zeros(len(live), RECORD)
+        records["row"] = live
+        for name in _LOGGED:
+            records[name] = self.column(name)[live]
+        return records
+
     def some(self, at_most: int | None = None) -> np.ndarray:
         """All rows in use, or at most so many by chance, without looking at all of them.
 
@@ -131,7 +151,7 @@ class Rows:
         """Replace all rows by `records`, one a row, of dtype RECORD."""
         self._num_rows = int(records["row"].max()) + 1 if len(records) else 0
         self._resize(max(1 << 10, self._num_rows))
-        for name in ("parent", "namespace", "block_nbytes", "offset", "generation", "priority"):
+        for name in _LOGGED:
             self._arrays[name][records["row"]] = records[name]
         has_parent = records["parent"] != NO_PARENT
         parents = records["parent"][has_parent]

@@ -29,13 +29,22 @@ from pydantic import (
 )
 
 from headstart.errors import ConfigError
-from headstart.policies import make_policy
+from headstart.policies import POLICIES, make_policy
 from headstart.units import PAGE_NBYTES, parse_nbytes, parse_seconds
 
 Nbytes = Annotated[int, BeforeValidator(parse_nbytes), Field(ge=PAGE_NBYTES)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Delay = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0)]
-Policy = Annotated[str, BeforeValidator(lambda name: make_policy(name).name)]
+
+
+def _policy(text: Any) -> Any:
+    """The text, once it has made a policy. Raises ConfigError."""
+    make_policy(text)
+    return text
+
+
+Policy = Annotated[str, BeforeValidator(_policy)]
+_POLICIES = f"What is evicted first: {', '.join(POLICIES)}; some with a number, as ttl=10min."
 
 
 class Strict(BaseModel):
@@ -48,7 +57,7 @@ class MemorySettings(Strict):
     """The memory tier: one arena, allocated in full at start."""
 
     capacity: Nbytes = Field(default=1 << 30, description="Memory for blocks, allocated at start.")
-    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
+    policy: Policy = Field(default="lru", description=_POLICIES)
     huge_pages: Literal["auto", "off"] = Field(
         default="auto", description="Huge pages where the kernel gives them: cheaper direct reads."
     )
@@ -81,7 +90,7 @@ class FileTierSettings(Strict):
     capacity: Nbytes = Field(
         description="Disk space, preallocated at the first start; a hard limit."
     )
-    policy: Policy = Field(default="lru", description="Eviction policy: lru or fifo.")
+    policy: Policy = Field(default="lru", description=_POLICIES)
     durable: bool = Field(
         default=True, description="False allows a root that does not outlive the machine."
     )

@@ -77,6 +77,55 @@ class QueueStates(RuleBasedStateMachine):
 TestQueue = QueueStates.TestCase
 
 
+class FallingStates(QueueStates):
+    """Rows that go for a reason and come back with any priority, once they were forgotten."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_forgotten = 0
+
+    @rule(row=rows, share=st.floats(0, 1))
+    def comes_back_with_any_priority(self, row, share):
+        self.candidates.pop(row, None)
+        self.num_forgotten += row in self.queue
+        self.queue.forget(row)
+        assert row not in self.queue
+        self.candidates[row] = int(share * self.tick())
+        self.queue.offer(row, self.candidates[row])
+
+    @rule(row=rows)
+    def goes_for_good(self, row):
+        self.candidates.pop(row, None)
+        self.num_forgotten += row in self.queue
+        self.queue.forget(row)
+
+    @invariant()
+    def every_candidate_is_queued_once(self):
+        assert all(row in self.queue for row in self.candidates)
+        assert len(self.queue) <= 31 + self.num_forgotten
+
+
+TestFallingQueue = FallingStates.TestCase
+
+
+def test_what_was_forgotten_is_cleared_away():
+    candidates = {}
+    queue = LeafQueue(candidates.get)
+    for number in range(10_000):
+        row = number % 100
+        candidates[row] = 10**9 - number  # never surfaces while there is a lower one
+        queue.offer(row, candidates[row])
+        if number < 9_900:
+            del candidates[row]
+            queue.forget(row)
+        assert len(queue) <= 2 * 1024 + 200
+    order = []
+    while (coldest := queue.coldest()) is not None:
+        order.append(coldest)
+        del candidates[coldest[1]]
+    assert order == [(10**9 - number, number % 100) for number in range(9_999, 9_899, -1)]
+
+
 def test_an_empty_queue():
     queue = LeafQueue({}.get)
     assert queue.coldest() is None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 
+from headstart.index import Index
+from headstart.policies import make_policy
 from headstart.tuner.recorded import record
+from headstart.units import PAGE_NBYTES
 
 SIZE = 4
 
@@ -66,3 +69,33 @@ def prompts(recorded):
         recorded.blocks[start:end].tolist()
         for start, end in zip(recorded.starts[:-1], recorded.starts[1:], strict=True)
     ]
+
+
+def hits_of_the_store(recorded, name, capacity):
+    """Drives the index of the store: pin what is held, reserve, publish, unpin."""
+    now = [0.0]
+    index = Index(
+        capacity_nbytes=capacity * PAGE_NBYTES,
+        slab_nbytes=PAGE_NBYTES,
+        policy=make_policy(name, clock=lambda: now[0]),
+        slot_nbytes=lambda nbytes: nbytes,
+    )
+    index.block_tokens[0] = recorded.block_size
+    found = []
+    for blocks, at_s in zip(prompts(recorded), recorded.at_s.tolist(), strict=True):
+        now[0] = at_s
+        keys = [block.to_bytes(32, "little") for block in blocks]
+        pinned = index.pin(keys, namespace=0, block_nbytes=PAGE_NBYTES)
+        found.append(len(pinned))
+        rest = keys[len(pinned) :]
+        slots = index.reserve(PAGE_NBYTES, len(rest))
+        index.publish(
+            rest[: len(slots)],
+            slots,
+            parent=keys[len(pinned) - 1] if pinned else None,
+            namespace=0,
+            block_nbytes=PAGE_NBYTES,
+        )
+        index.unpin(pinned)
+    index.check_invariants()
+    return found

@@ -1,4 +1,4 @@
-"""The one-pass curve: equal, block by block, to simulations with the store's policy and index."""
+"""The one-pass curve: equal, block by block, to simulations with the store's policy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.index import Index
-from headstart.policies import make_policy
 from headstart.tuner.curve import NEVER, count_smaller_before, depths, last_use, lru_curve
 from headstart.tuner.simulate import rates, simulate
-from headstart.units import PAGE_NBYTES
-from tuner_cases import chats, prompts, recorded
+from tuner_cases import chats, recorded
 
 
 @given(st.lists(st.integers(0, 9), max_size=70))
@@ -58,46 +55,6 @@ def test_hits_are_prefixes(tmp_path, seed):
         known = [depth for depth in found[start:end].tolist() if depth != NEVER]
         assert known == sorted(set(known)), "a child lies deeper than its parent"
         assert (found[start + len(known) : end] == NEVER).all()
-
-
-def key(block):
-    return block.to_bytes(32, "little")
-
-
-def hits_of_the_store(trace, name, capacity):
-    """Drives the index of the store: pin what is held, reserve, publish, unpin."""
-    index = Index(
-        capacity_nbytes=capacity * PAGE_NBYTES,
-        slab_nbytes=PAGE_NBYTES,
-        policy=make_policy(name),
-        slot_nbytes=lambda nbytes: nbytes,
-    )
-    found = []
-    for blocks in prompts(trace):
-        keys = [key(block) for block in blocks]
-        pinned = index.pin(keys, namespace=0, block_nbytes=PAGE_NBYTES)
-        found.append(len(pinned))
-        rest = keys[len(pinned) :]
-        slots = index.reserve(PAGE_NBYTES, len(rest))
-        index.publish(
-            rest[: len(slots)],
-            slots,
-            parent=keys[len(pinned) - 1] if pinned else None,
-            namespace=0,
-            block_nbytes=PAGE_NBYTES,
-        )
-        index.unpin(pinned)
-    index.check_invariants()
-    return found
-
-
-@pytest.mark.parametrize("name", ["lru", "fifo"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_store_itself_hits_the_same(tmp_path, name, seed):
-    trace = recorded(tmp_path, chats(seed))
-    for capacity in (1, 2, 3, 5, 8, 13, 30, 60):
-        expected = hits_of_the_store(trace, name, capacity)
-        assert simulate(trace, name, capacity).tolist() == expected
 
 
 def test_a_trace_without_blocks_has_a_curve(tmp_path):

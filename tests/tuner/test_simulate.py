@@ -35,6 +35,8 @@ def test_nothing_hits_more_blocks_than_the_optimum(tmp_path, seed):
         found = {name: rates(trace, simulate(trace, name, capacity)) for name in names()}
         best = found.pop("optimal").block_hit
         assert best >= max(each.block_hit for each in found.values())
+        for name in ("ttl=30ms", "ttl=1h", "tlru=8", "tlru=100", "cost=4", "cost=100"):
+            assert best >= rates(trace, simulate(trace, name, capacity)).block_hit
         if capacity == 300:
             assert {each.block_hit for each in found.values()} == {best}, "all have what there is"
     some = simulate(trace, "optimal", 7).sum()
@@ -104,7 +106,9 @@ def test_progress_is_told(tmp_path):
 
 def test_what_cannot_be_simulated_is_refused(tmp_path):
     trace = recorded(tmp_path, lines([1]))
-    with pytest.raises(ConfigError, match="'arc' is unknown; known: lru, fifo, lfu, sieve, opt"):
+    with pytest.raises(ConfigError, match=r"'arc' is unknown; known: lru, fifo, lfu-da, .*sieve"):
         simulate(trace, "arc", 1)
+    with pytest.raises(ConfigError, match="lru has nothing to set"):
+        simulate(trace, "lru=3", 1)
     with pytest.raises(ConfigError, match="below none"):
         simulate(trace, "lru", -1)

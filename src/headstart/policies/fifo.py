@@ -8,13 +8,10 @@ class FifoPolicy:
 
     name = "fifo"
 
-    def on_insert(self, *, clock: int, block_nbytes: int) -> int:
+    def on_insert(self, *, row: int, clock: int) -> int:
         """The present."""
         return clock
 
-    def on_hit(self, *, priority: int, clock: int, block_nbytes: int) -> int:
+    def on_hit(self, *, row: int, priority: int, clock: int) -> int:
         """Unchanged."""
         return priority
-
-    def on_evict(self, *, priority: int) -> None:
-        """Nothing to learn."""

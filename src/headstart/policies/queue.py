@@ -3,7 +3,8 @@
 An entry is one int, `priority << 32 | row`, so that a million leaves cost 56 MB at most. Entries
 are corrected when they surface: one whose row is no longer a candidate is thrown away, one whose
 priority has risen is put back. A row has at most one entry. Priorities only rise, which keeps the
-order exact.
+order exact; so a row that is to come back with a lower one, for another block, is forgotten first,
+and its old entry lies in the heap until it surfaces, or until half of the heap is such entries.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
+_MOST_FORGOTTEN = 1024
 
 
 class LeafQueue:
@@ -23,7 +25,8 @@ class LeafQueue:
     def __init__(self, current: Callable[[int], int | None]) -> None:
         """`current(row)` is the row's priority now, or None when it is no candidate any more."""
         self._heap: list[int] = []
-        self._queued = bytearray()  # 1 at each row that has an entry
+        self._queued = bytearray()  # 1 at each row that has an entry, forgotten ones not counted
+        self._num_forgotten = 0  # since they were last cleared away
         self._current = current
 
     def __len__(self) -> int:
@@ -41,6 +44,20 @@ class LeafQueue:
         if not self._queued[row]:
             self._queued[row] = 1
             heapq.heappush(self._heap, priority << _ROW_BITS | row)
+
+    def forget(self, row: int) -> None:
+        """`row` is no candidate any more; when it is one again, it may have any priority."""
+        if row not in self:
+            return
+        self._queued[row] = 0
+        self._num_forgotten += 1
+        if self._num_forgotten > max(_MOST_FORGOTTEN, len(self._heap) // 2):
+            self._num_forgotten = 0
+            lowest: dict[int, int] = {}
+            for entry in sorted(self._heap):  # of a row's entries the lowest is no higher than it
+                if self._queued[entry & _ROW_MASK]:
+                    lowest.setdefault(entry & _ROW_MASK, entry)
+            self._heap = list(lowest.values())
 
     def load(self, priorities: np.ndarray, rows: np.ndarray) -> None:
         """Fill an empty queue: row `rows[i]` is a candidate of priority `priorities[i]`."""

@@ -87,7 +87,7 @@ class FileTier:
         self._opened: set[int] = set()  # numbers of namespaces
         self._pid = os.getpid()
         self.name = options.name
-        self._policy = make_policy(options.policy)
+        self._policy = make_policy(options.policy, clock=clock)
         _check_sizes(options)
         self.counters = Counters()
         self._lock = threading.Lock()
@@ -127,7 +127,9 @@ class FileTier:
             except OSError as error:
                 # It works for this process; its blocks are given up at the next start.
                 _log.warning("a namespace cannot be written down: %s", error)
-            self._opened.add(self.namespaces[namespace.id])
+            number = self.namespaces[namespace.id]
+            self._opened.add(number)
+            self.index.block_tokens[number] = namespace.layout.block_size
 
     def lookup(self, keys: Sequence[BlockKey]) -> int:
         """See `Tier.lookup`."""

@@ -171,6 +171,7 @@ class WriteBatch:
             () if above is None else (above,),
             namespace=namespace,
             block_nbytes=chain.block_nbytes,
+            is_use=False,
         )
         self._orphan = above is not None and not self._pinned
         wanted = 0 if self._orphan else len(chain) - self._num_held

@@ -73,7 +73,8 @@ class MemoryTier:
             )
         with self._lock:
             if namespace.id not in self.namespaces:
-                self.namespaces.add(namespace.id)
+                number = self.namespaces.add(namespace.id)
+                self.index.block_tokens[number] = namespace.layout.block_size
 
     def lookup(self, keys: Sequence[BlockKey]) -> int:
         """See `Tier.lookup`."""
@@ -201,6 +202,7 @@ class _CopyIn:
             () if above is None else (above,),
             namespace=namespace,
             block_nbytes=chain.block_nbytes,
+            is_use=False,
         )
         self._orphan = above is not None and not self._pinned
         wanted = 0 if self._orphan else len(chain) - self._num_held

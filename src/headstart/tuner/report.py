@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (7.6, 3.6)
-_COLORS = ("#4a90d9", "#d98f4a", "#2f9e78", "#c75d9b", "#8a6fd1")
+_COLORS = (
+    *("#4a90d9", "#d98f4a", "#2f9e78", "#c75d9b", "#8a6fd1"),
+    *("#b5a228", "#4fb3bf", "#a0522d", "#6b8e23", "#5b6470"),
+)
 _CURVE_POINTS = 400
 _KNEE, _MOST = "#d9534f", "#7f8791"
 

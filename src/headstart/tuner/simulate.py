@@ -2,8 +2,8 @@
 
 A request finds the prefix of its blocks that is held, uses it, and then stores the rest, in order,
 evicting leaves for room as the store does (`headstart.index`, `headstart.room`): never what it just
-hit, and where too little may go, the end of its prompt is not stored. `lru` and `fifo` are the
-store's own objects behind the store's own queue of leaves. One request is served at a time.
+hit, and where too little may go, the end of its prompt is not stored. Policies are the store's own
+objects behind the store's own queues of leaves. One request is served at a time.
 
     lfu      fewest hits first, then the oldest use: what was popular once stays. Only simulated
     sieve    Zhang et al. 2024 over leaves: `headstart.tuner.sieve`. Only simulated
@@ -19,7 +19,15 @@ from array import array
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.policies import POLICIES, EvictionPolicy, LeafQueue, make_policy
+from headstart.policies import (
+    POLICIES,
+    EvictionPolicy,
+    Expiring,
+    Watching,
+    leaf_queue,
+    make_policy,
+)
+from headstart.policies.base import CLOCK_BITS, pack
 from headstart.tuner.curve import Rates, blocks_in_sample
 from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
 from headstart.tuner.sieve import sieve_hits
@@ -29,18 +37,14 @@ class LfuPolicy:
     """Evicts the leaf with the fewest hits, of those the one whose last use is oldest."""
 
     name = "lfu"
-    _CLOCK_BITS = 40
 
-    def on_insert(self, *, clock: int, block_nbytes: int) -> int:
+    def on_insert(self, *, row: int, clock: int) -> int:
         """No hit yet, and the present."""
         return clock
 
-    def on_hit(self, *, priority: int, clock: int, block_nbytes: int) -> int:
+    def on_hit(self, *, row: int, priority: int, clock: int) -> int:
         """One hit more, and the present."""
-        return ((priority >> self._CLOCK_BITS) + 1) << self._CLOCK_BITS | clock
-
-    def on_evict(self, *, priority: int) -> None:
-        """Nothing to learn."""
+        return pack((priority >> CLOCK_BITS) + 1, clock)
 
 
 def names() -> tuple[str, ...]:
@@ -53,6 +57,7 @@ def simulate(
 ) -> Ints:
     """Blocks of each request that are hits, a prefix of it. Raises ConfigError.
 
+    `name` is one of `names()`; those of the store take a number as in settings, as `"ttl=10min"`.
     `capacity_blocks` of a cache for the whole trace, of which `recorded` may be a sample.
     """
     if capacity_blocks < 0:
@@ -62,10 +67,11 @@ def simulate(
         return sieve_hits(recorded, capacity_blocks, advance)
     if name == "optimal":
         return optimal_hits(recorded, capacity_blocks, advance)
-    if name not in names():
+    if name.partition("=")[0] not in names():
         raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
-    policy = LfuPolicy() if name == "lfu" else make_policy(name)
-    return policy_hits(recorded, policy, capacity_blocks, advance)
+    now = _Now()
+    policy = LfuPolicy() if name == "lfu" else make_policy(name, clock=now)
+    return policy_hits(recorded, policy, capacity_blocks, advance, now)
 
 
 def rates(recorded: Recorded, hits: Ints, first_request: int = 0) -> Rates:
@@ -78,13 +84,28 @@ def rates(recorded: Recorded, hits: Ints, first_request: int = 0) -> Rates:
     )
 
 
+class _Now:
+    """The time of the request that is simulated, in seconds: a clock for policies."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def policy_hits(
-    recorded: Recorded, policy: EvictionPolicy, capacity_blocks: int, advance: Advance
+    recorded: Recorded,
+    policy: EvictionPolicy,
+    capacity_blocks: int,
+    advance: Advance,
+    now: _Now,
 ) -> Ints:
-    """`simulate` with a policy that gives priorities."""
+    """`simulate` with a policy that gives priorities, by the clock `now`."""
     cache = _Cache(recorded.parent, policy, capacity_blocks, recorded.block_size)
     found = np.zeros(len(recorded), np.int32)
+    at_s = recorded.at_s.tolist()
     for number, blocks in each_request(recorded, advance):
+        now.seconds = at_s[number]
         found[number] = held = cache.use(blocks)
         if held < len(blocks):
             cache.store(blocks, held)
@@ -92,18 +113,42 @@ def policy_hits(
 
 
 class _Cache:
-    """Held blocks, as the store's index keeps them; blocks all have one size."""
+    """Held blocks, as the store's index keeps them; blocks all have one size.
+
+    A block's row is its number. It is the policy's `Blocks`, too.
+    """
 
     def __init__(self, parent: Ints, policy: EvictionPolicy, capacity: int, size: int) -> None:
         self._policy, self._free, self._size = policy, capacity, size
         self._parent = parent.tolist()
         self._is_held = bytearray(len(parent))
+        self._num_held = 0
         self._num_children = array("i", bytes(4 * len(parent)))
         self._priority = array("q", bytes(8 * len(parent)))
-        self._queue = LeafQueue(self._candidate)
+        self._queue = leaf_queue(policy, self._candidate, self._priority.__setitem__)
         self._clock = 0
         self._pinned = NO_PARENT
         """The last block that a request hit: those before it have a child, so they stay anyway."""
+        self._is_gone = policy.is_gone if isinstance(policy, Expiring) else None
+        self._watching = policy if isinstance(policy, Watching) else None
+        if self._watching is not None:
+            self._watching.watch(self)
+
+    def __len__(self) -> int:
+        return self._num_held
+
+    def key(self, row: int) -> int:
+        """See `Blocks.key`."""
+        return row
+
+    def parent(self, row: int) -> int | None:
+        """See `Blocks.parent`."""
+        above: int = self._parent[row]
+        return None if above == NO_PARENT else above
+
+    def tokens(self, row: int) -> int:
+        """See `Blocks.tokens`."""
+        return self._size
 
     def _candidate(self, block: int) -> int | None:
         if not self._is_held[block] or self._num_children[block] or block == self._pinned:
@@ -114,12 +159,12 @@ class _Cache:
         """Length of the prefix that is held; counts as a use of it."""
         self._clock += 1
         is_held, priority, on_hit = self._is_held, self._priority, self._policy.on_hit
-        clock, size = self._clock, self._size
+        clock, is_gone = self._clock, self._is_gone
         held = 0
         for block in blocks:
-            if not is_held[block]:
+            if not is_held[block] or (is_gone is not None and is_gone(block)):
                 break
-            priority[block] = on_hit(priority=priority[block], clock=clock, block_nbytes=size)
+            priority[block] = on_hit(row=block, priority=priority[block], clock=clock)
             held += 1
         return held
 
@@ -134,23 +179,32 @@ class _Cache:
             self._evict(*coldest)
         new = new[: self._free]
         self._clock += 1
+        priority, clock = self._priority, self._clock
         for block in new:
-            self._is_held[block] = 1
-            self._priority[block] = self._policy.on_insert(
-                clock=self._clock, block_nbytes=self._size
-            )
-            above = self._parent[block]
-            if above != NO_PARENT:
-                self._num_children[above] += 1
-        self._free -= len(new)
+            if self._is_held[block]:  # it was gone only for the policy, which takes it back
+                old = priority[block]
+                priority[block] = self._policy.on_hit(row=block, priority=old, clock=clock)
+            else:
+                self._insert(block)
         pinned, self._pinned = self._pinned, NO_PARENT
         for block in (*new[-1:], pinned):
             if block != NO_PARENT and not self._num_children[block]:
                 self._queue.offer(block, self._priority[block])
 
+    def _insert(self, block: int) -> None:
+        self._is_held[block] = 1
+        self._num_held += 1
+        self._free -= 1
+        above = self._parent[block]
+        if above != NO_PARENT:
+            self._num_children[above] += 1
+        self._priority[block] = self._policy.on_insert(row=block, clock=self._clock)
+
     def _evict(self, priority: int, block: int) -> None:
-        self._policy.on_evict(priority=priority)
+        if self._watching is not None:
+            self._watching.on_remove(row=block, priority=priority, evicted=True)
         self._is_held[block] = 0
+        self._num_held -= 1
         self._free += 1
         above = self._parent[block]
         if above != NO_PARENT:
