@@ -149,7 +149,7 @@ def plan(
         render.check_target(str(html), option="--html")
     render.check_target(json)
     machine, architecture = look_up(bought.read()), read_model(model)
-    costs = engine_costs(architecture, machine, measured=_measured(prefill))
+    costs = engine_costs(architecture, machine, measured=parse_prefills(prefill))
     found = Sizing(architecture, machine, asked.parse(), costs).plan()
     render.publish(document(found), json, lambda: _show(found, explain=explain))
     if html:
@@ -268,7 +268,8 @@ def _bandwidth(text: str | None) -> float | None:
     return float(nbytes)
 
 
-def _measured(text: str | None) -> list[tuple[int, float]]:
+def parse_prefills(text: str | None) -> list[tuple[int, float]]:
+    """Measured prefills of `1024=0.21,8192=1.9`. Raises ConfigError."""
     found = []
     for part in (text or "").split(","):
         tokens, _, seconds = part.partition("=")

@@ -10,16 +10,26 @@ import typer
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
+from headstart.cli.tune_latency import (
+    LatencyOptions,
+    end_interrupted,
+    show_times,
+    times_document,
+    times_html,
+)
 from headstart.errors import ConfigError
 from headstart.units import parse_nbytes
 
 if TYPE_CHECKING:
+    from headstart.tuner.timed import Times
     from headstart.tuner.tune import Tuned
 
 
 @grouped
 def tune(
+    context: typer.Context,
     read: ReadOptions,
+    latency: LatencyOptions,
     trace: TraceFile,
     capacities: Annotated[
         str | None,
@@ -46,6 +56,9 @@ def tune(
     The curve of lru is exact for every capacity and takes about a second; each point of another
     policy is a simulation with the store's own policy. Nothing has to run, nothing is changed.
     Capacities are tokens of KV cache: times the KV bytes a token of the model, they are bytes.
+
+    With --model, times of first tokens are simulated, too: capacities of memory and drives, block
+    sizes and policies are searched for what is worth its price. Ctrl-C ends that with what is done.
     """
     from headstart import figure
     from headstart.tuner.report import tune_html
@@ -58,7 +71,11 @@ def tune(
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
     token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
+    site = latency.site()
+    if site is not None and token_nbytes is None:
+        token_nbytes = site.block_nbytes(1)
     recorded, broken = read.read(trace)
+    latency.check_times(context, recorded)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
             recorded,
@@ -68,12 +85,15 @@ def tune(
             token_nbytes=token_nbytes,
             advance=advance,
         )
-    found = {**document(tuned), "broken": broken_document(broken)}
+    times = latency.times(site, tuned, policies.split(","), least_gain)
+    found = {**document(tuned), **times_document(times), "broken": broken_document(broken)}
     if html is not None:
-        render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
-    render.publish(found, json, lambda: _show(tuned))
+        page = tune_html(tuned, trace.name, broken, times_html(times))
+        render.write_text(html, page, option="--html")
+    render.publish(found, json, lambda: _show(tuned, times))
     if json != "-":
         show_broken(found["broken"])
+    end_interrupted(times)
 
 
 def _capacities(text: str | None) -> list[int]:
@@ -90,11 +110,13 @@ def _capacities(text: str | None) -> list[int]:
     return sorted(set(found))
 
 
-def _show(tuned: Tuned) -> None:
+def _show(tuned: Tuned, times: Times | None) -> None:
     from headstart.tuner.report import overview, point_rows
 
     titles, rows = point_rows(tuned)
     columns = [render.Column(title=each, numeric=index > 0) for index, each in enumerate(titles)]
     render.print_table(columns, rows, title="Hits; a cold start, and the last half of the requests")
     print()
-    render.print_table([render.Column(title="tune"), render.Column(title="")], overview(tuned))
+    found = overview(tuned, with_advice=times is None)
+    render.print_table([render.Column(title="tune"), render.Column(title="")], found)
+    show_times(times)
