@@ -16,9 +16,9 @@ from headstart.cli.tune_latency import (
     show_times,
     times_document,
     times_html,
+    token_kv_nbytes,
 )
 from headstart.errors import ConfigError
-from headstart.units import parse_nbytes
 
 if TYPE_CHECKING:
     from headstart.tuner.timed import Times
@@ -70,10 +70,8 @@ def tune(
         figure.check_installed()
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
-    token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
     site = latency.site()
-    if site is not None and token_nbytes is None:
-        token_nbytes = site.block_nbytes(1)
+    token_nbytes = token_kv_nbytes(token_kv, site)
     recorded, broken = read.read(trace)
     latency.check_times(context, recorded)
     with render.progress("simulating") as advance:

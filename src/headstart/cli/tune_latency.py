@@ -174,6 +174,15 @@ def _nbytes(option: str, text: str | None) -> list[int] | None:
         raise ConfigError(f"{option} {text!r}: {error}") from error
 
 
+def token_kv_nbytes(text: str | None, site: Site | None) -> int | None:
+    """KV of one token, as given or as the model has it; None: not known. Raises ConfigError."""
+    from headstart.units import parse_nbytes
+
+    if text is not None:
+        return parse_nbytes(text)
+    return None if site is None else site.block_nbytes(1)
+
+
 def times_document(times: Times | None) -> dict[str, Any]:
     """What the JSON has more, or instead."""
     from headstart.tuner.timed import timed_document

@@ -178,12 +178,10 @@ class Case:
         """No cache, but the engine's own."""
         return Setting(memory_nbytes=0, file_nbytes=0, block_size=self.recorded.block_size)
 
-    @property
-    def longest_nbytes(self) -> int:
-        """KV of the longest prompt."""
-        size = self.recorded.block_size
-        num_blocks = -(-int(self.recorded.input_tokens.max()) // size)
-        return num_blocks * self.site.block_nbytes(size)
+    def longest_nbytes(self, block_size: int) -> int:
+        """KV of the longest prompt in blocks of a size."""
+        num_blocks = -(-int(self.recorded.input_tokens.max()) // block_size)
+        return num_blocks * self.site.block_nbytes(block_size)
 
     @property
     def num_too_long(self) -> int:

@@ -6,13 +6,15 @@ each. All combinations take longer and are tried where that is asked for.
 
     front   what nothing beats: no other setting is as good in TTFT at p50 and p99, in the rate
             that can be served, and in price, and better in one of them
-    knee    of the front, by price: the cheapest setting from which on nothing of up to twice its
-            price lowers the first token's p50 by a share of what it is without a cache that is
-            worth it. With a service level, the share of requests that miss it instead of p50
+    knee    of the front, by price: the cheapest setting from which on no dearer one lowers the
+            first token's p50, as a share of what it is without a cache, by what is worth it for
+            each doubling of the price. With a service level, the share of requests that miss it
+            is lowered instead
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -80,9 +82,10 @@ def default_space(
     recorded = case.recorded
     size, token = recorded.block_size, case.site.block_nbytes(recorded.block_size)
     enough = tuned.cold.enough_blocks * token
+    sizes = tuple(sorted(set(block_sizes))) or _block_sizes(size)
     if not memory:
         # Blocks that are read pass through it, and at most half of it is for prompts that wait.
-        least = 2 * case.longest_nbytes
+        least = 2 * case.longest_nbytes(sizes[-1])
         memory = [_rounded(max(enough // part, least)) for part in _MEMORY_PARTS if enough]
     if file is None:
         hits_knee = (tuned.advice.capacity_tokens or 0) // size * token
@@ -90,7 +93,7 @@ def default_space(
     space = Space(
         memory=tuple(sorted(set(memory))),
         file=tuple(sorted(set(file))),
-        block_sizes=tuple(sorted(set(block_sizes))) or _block_sizes(size),
+        block_sizes=sizes,
         policies=tuple(dict.fromkeys([*policies, *POLICIES])),
         all_combinations=all_combinations,
     )
@@ -190,12 +193,15 @@ def knee(tried: Sequence[Timed], least_gain: float = LEAST_GAIN) -> Timed | None
         if not is_later and (not steps or bad(each, without) < bad(steps[-1], without)):
             steps.append(each)
     best = without  # nothing is cheaper, so it is the first step
-    for here, after in pairwise(steps):
-        most = max(2.0 * here.weight, after.weight)
-        reached = min(bad(each, without) for each in steps if each.weight <= most)
-        if bad(here, without) - reached >= least_gain:
+    for number, (here, after) in enumerate(pairwise(steps)):
+        if any(_is_worth(here, each, without, least_gain) for each in steps[number + 1 :]):
             best = after
     return None if best is without else best
+
+
+def _is_worth(here: Timed, dearer: Timed, without: Timed, least_gain: float) -> bool:
+    doublings = math.log2(dearer.weight / here.weight) if here.weight else 1.0
+    return bad(here, without) - bad(dearer, without) >= least_gain * max(1.0, doublings)
 
 
 def bad(timed: Timed, without: Timed) -> float:
