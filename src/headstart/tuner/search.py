@@ -49,10 +49,10 @@ class Space:
     policies: tuple[str, ...]
     all_combinations: bool = False
 
-    def capacities(self, block_size: int, *, loads: Loads = Loads.PLANNED) -> list[Setting]:
+    def capacities(self, block_size: int) -> list[Setting]:
         """Each memory with each file tier; one that is smaller than the memory adds nothing."""
         return [
-            Setting(memory_nbytes=memory, file_nbytes=file, block_size=block_size, loads=loads)
+            Setting(memory_nbytes=memory, file_nbytes=file, block_size=block_size)
             for memory, file in product(self.memory, self.file)
             if not file or file > memory
         ]

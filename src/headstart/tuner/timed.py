@@ -290,7 +290,14 @@ def overview(times: Times) -> list[tuple[str, str]]:
         if latency.slo_share is not None:
             goodput = latency.goodput_per_s or 0.0
             rows.append((f"{site.level.slo}", f"{latency.slo_share:.1%}, {goodput:.3g} a second"))
-        rows.append(("GPU seconds saved", f"{latency.saved_share:.1%}"))
+        num_gpus = site.machine.num_gpus
+        rows.append(
+            (
+                "GPU seconds saved",
+                f"{latency.saved_share:.1%}: {latency.saved_s * num_gpus:,.3g} s of the "
+                f"{(latency.saved_s + latency.compute_s) * num_gpus:,.3g} s to compute it all",
+            )
+        )
         held = max_blocks(site, best)
         told = ", ".join(f"{name} {count:,}" for name, count in held.items())
         size = engine_block_size(setting.block_size)

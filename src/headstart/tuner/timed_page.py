@@ -16,6 +16,7 @@ from headstart.units import format_nbytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _SIZE = (7.6, 3.4)
 _COLORS = ("#4a90d9", "#d98f4a", "#2f9e78", "#c75d9b", "#8a6fd1")
@@ -118,10 +119,14 @@ def capacity_svg(times: Times) -> str:
         axes.axhline(times.without.latency.p99_s, color=_WITHOUT, linestyle=_DASHES)
         if times.best is not None:
             axes.axvline(_total(times.best), color=_KNEE, linestyle=(0, (1, 1)))
+        if _lines(times):
             axes.set_xscale("log")
-        axes.set_yscale("log")
+            _marks(axes.xaxis)
         axes.set_xlabel("memory and drives, GiB")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+        axes.xaxis.set_minor_formatter(lambda _value, _: "")
+        axes.set_yscale("log")
+        _marks(axes.yaxis)
         _seconds(axes)
         plain(axes, grid="y")
 
@@ -140,7 +145,7 @@ def blocks_svg(times: Times) -> str:
         axes.plot(sizes, p99, "o", color=_P99, linestyle=_DASHES)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, labels=[f"{size:,}" for size in sizes])
-        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.0)
         axes.set_xlabel("tokens a block")
         _seconds(axes)
         plain(axes, grid="y")
@@ -151,18 +156,19 @@ def blocks_svg(times: Times) -> str:
 
 def policies_svg(times: Times) -> str:
     """Time to the first token by policy, with the planner and without."""
-    points = times.near("policy", "loads")
+    points = sorted(times.near("policy", "loads"), key=_way)
     labels = [f"{each.setting.policy}, {each.setting.loads}" for each in points]
 
     def draw(axes: Axes) -> None:
         for offset, color, values in (
-            (0.2, _P50, [each.latency.p50_s for each in points]),
-            (-0.2, _P99, [each.latency.p99_s for each in points]),
+            (-0.2, _P50, [each.latency.p50_s for each in points]),
+            (0.2, _P99, [each.latency.p99_s for each in points]),
         ):
             places = [row + offset for row in range(len(points))]
             bars = axes.barh(places, values, height=0.36, color=color)
             axes.bar_label(bars, labels=[f" {format_duration(each)}" for each in values])
         axes.set_yticks(range(len(points)), labels=labels)
+        axes.invert_yaxis()
         axes.margins(x=0.15)
         axes.set_xlabel("seconds to the first token")
         plain(axes, grid="x")
@@ -170,6 +176,11 @@ def policies_svg(times: Times) -> str:
     size = (_SIZE[0], 1.0 + 0.6 * len(points))
     title = "Time to the first token by policy"
     return svg("policies", size, lambda figure: draw(figure.subplots()), title=title)
+
+
+def _way(timed: Timed) -> tuple[bool, str]:
+    """With the planner first."""
+    return timed.setting.loads is not Loads.PLANNED, timed.setting.policy
 
 
 def _sources(times: Times) -> dict[str, str]:
@@ -202,6 +213,13 @@ def shares_svg(times: Times) -> str:
     size = (_SIZE[0], 1.0 + 0.3 * len(points))
     title = "Share of the prompt tokens by where they come from, by capacity"
     return svg("shares", size, lambda figure: draw(figure.subplots()), title=title)
+
+
+def _marks(axis: Axis) -> None:
+    """Of a logarithmic axis that may span less than a decade."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _seconds(axes: Axes) -> None:
