@@ -138,6 +138,16 @@ def test_a_block_costs_time_besides_its_bytes():
     ) == pytest.approx(10e-3)
 
 
+def test_latent_kv_is_copied_whole_to_every_gpu():
+    machine = look_up(Hardware(num_gpus=8, num_engines=2, num_drives=4, network="100gbe"))
+    for name, links in (("llama-3.1-8b", 8), ("deepseek-v3", 1)):
+        one = make_site(read_model(name), machine)
+        assert one.costs.copy_bytes_per_s == pytest.approx(links * 63e9 * 0.87)
+        reads = one.serving(256, Loads.PLANNED, num_tiers=2).media[1].reads
+        assert reads.bytes_per_s == pytest.approx(12.5e9 * 0.82, rel=0.05)
+        assert reads.fixed_s == machine.latency_s
+
+
 def test_the_engines_own_cache_is_the_baseline(trace):
     own = Case(trace, site(engine_kv_nbytes=100 * GIB))
     setting = Setting(memory_nbytes=200 * GIB, file_nbytes=0, block_size=BLOCK)

@@ -20,6 +20,7 @@ from headstart.units import parse_nbytes
 
 _T = TypeVar("_T")
 
+LINKS = "links to the GPUs"
 BLOCK_S = 4e-5
 """CPU seconds of a read block besides its bytes: benchmarks/results/storage.json has 0.48 s a GB in
 blocks of 128 KiB and 0.20 s in blocks of 4 MiB, so 38 us for each."""
@@ -168,7 +169,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def staged_bytes_per_s(self) -> float:
         """At which they come to the staging memory, before the links."""
-        return min(stage.bytes_per_s for stage in self.stages[:-1])
+        return min(stage.bytes_per_s for stage in self.stages if stage.name != LINKS)
 
 
 def with_split(machine: Machine, split: float) -> Machine:
@@ -227,7 +228,7 @@ def look_up(hardware: Hardware) -> Machine:
     _check("link bytes_per_s", link.bytes_per_s)
     _check_share("link efficiency", link.efficiency)
     links = Stage(
-        name="links to the GPUs",
+        name=LINKS,
         bytes_per_s=link.bytes_per_s * link.efficiency * split,
         formula=f"{link.bytes_per_s:.4g} B/s x {link.efficiency:g} x {split} GPUs",
     )

@@ -110,7 +110,7 @@ def make_site(
     split = with_split(machine, model.split(machine.num_gpus))
     return Site(
         model=model,
-        machine=split,
+        machine=machine,
         costs=engine_costs(model, split, measured=measured),
         kv_dtype=kv_dtype,
         level=Level() if level is None else level,

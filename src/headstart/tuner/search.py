@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from headstart.policies import POLICIES
 from headstart.tuner.case import Case, Setting, Timed
 from headstart.tuner.latency import Loads
 from headstart.tuner.simulate import names
@@ -27,6 +26,8 @@ from headstart.tuner.tune import LEAST_GAIN, ONLY_SIMULATED, Tuned
 from headstart.units import PAGE_NBYTES, align_up
 
 Advance = Callable[[str, int, int], None]
+_POLICIES = ("lru", "fifo")
+"""That are compared in any case."""
 _BLOCK_SIZE_MAX = 256
 _FACTORS = (1, 2, 4, 8, 16)
 _LARGE_FACTOR = 4
@@ -94,7 +95,7 @@ def default_space(
         memory=tuple(sorted(set(memory))),
         file=tuple(sorted(set(file))),
         block_sizes=sizes,
-        policies=tuple(dict.fromkeys([*policies, *POLICIES])),
+        policies=tuple(dict.fromkeys([*policies, *_POLICIES])),
         all_combinations=all_combinations,
     )
     for block_size in space.block_sizes:
@@ -177,7 +178,7 @@ def _aims(timed: Timed) -> tuple[float, ...]:
 
 def _surprise(setting: Setting) -> tuple[bool, int, int]:
     """Of equal settings, the planner, `lru` and large blocks are what one expects."""
-    policy = names().index(setting.policy)
+    policy = names().index(setting.policy.partition("=")[0])
     return setting.loads is not Loads.PLANNED, policy, -setting.block_size
 
 

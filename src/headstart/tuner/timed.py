@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from headstart.sizing.answers import format_duration
-from headstart.tuner.case import MEMORY_WEIGHT, Case, Setting, Timed
+from headstart.tuner.case import MEMORY_WEIGHT, Case, Setting, Site, Timed
 from headstart.tuner.latency import Loads
 from headstart.tuner.recipe import (
     ENGINE_BLOCK_SIZES,
@@ -219,21 +219,22 @@ def timed_document(times: Times) -> dict[str, Any]:
             "points": [point_document(each) for each in times.tried],
             "notes": notes(times),
         },
-        "pareto": [_with_tokens(site.block_nbytes, each) for each in times.front],
+        "pareto": [_with_tokens(site, each) for each in times.front],
         "recommended": _recommended(times, best),
     }
 
 
-def _with_tokens(block_nbytes: Any, timed: Timed) -> dict[str, Any]:
+def _with_tokens(site: Site, timed: Timed) -> dict[str, Any]:
+    """With its capacity as points of hits have it: tokens of the larger tier, which has all."""
     setting = timed.setting
     nbytes = max(setting.memory_nbytes, setting.file_nbytes)
-    tokens = nbytes // block_nbytes(setting.block_size) * setting.block_size
+    tokens = nbytes // site.block_nbytes(setting.block_size) * setting.block_size
     return {**point_document(timed), "capacity_tokens": tokens or None}
 
 
 def _recommended(times: Times, best: Timed | None) -> dict[str, Any]:
     site = times.case.site
-    shown = _with_tokens(site.block_nbytes, best or times.without)
+    shown = _with_tokens(site, best or times.without)
     shown["reasons"] = reasons(times)
     shown["settings"] = None
     if best is not None:
