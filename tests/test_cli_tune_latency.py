@@ -61,7 +61,15 @@ def test_times_prices_and_settings(capsys, trace, hardware, tmp_path):
     words = (*MODEL, "--hardware", hardware(PRICED), *FEW, "--slo", "ttft=70ms")
     code, printed = ended(capsys, "tune", trace, *TRACE, *words, "--html", page, "--json", result)
     assert code == 0
-    for text in ("no limit", "TTFT p50", "the knee", "in SLO", "a month", "a saved GPU second"):
+    for text in (
+        "no limit",
+        "TTFT p50",
+        "the knee",
+        "in SLO",
+        "a month",
+        "saves",
+        "a saved GPU second",
+    ):
         assert text in printed.out
     assert printed.out.count("recommended capacit") == 1, "one advice"
     document = json.loads(result.read_text())

@@ -116,6 +116,7 @@ def test_bytes_are_blocks_and_prices(trace):
     assert found.block_hit == held[first:].sum() / trace.lengths[first:].sum()
     saved = found.latency.saved_s / found.latency.window_s * 30 * 86400
     assert found.cost_per_gpu_s == pytest.approx(found.cost_month / saved)
+    assert found.saved_month == pytest.approx(saved * 3.6 / 3600)
     written = found.latency.shares["computed"] * trace.input_tokens[first:].sum() * TOKEN
     assert found.write_bytes_per_s == pytest.approx(written / found.latency.window_s)
     total = Hardware(memory_gib_month=3.0, storage_month=7.0)
@@ -276,6 +277,22 @@ def test_the_knee_is_where_doubling_the_price_stops_to_pay():
     assert cost(at((0, 1.0))) is None
     later = [*at((0, 1.0)), timed(memory=1, p50=0.2, p99=2.1, cost=1.0)]
     assert knee(later) is None, "p99 must not become later"
+
+
+def test_of_settings_that_save_what_they_cost_one_is_recommended():
+    def at(cost, p50, saved):
+        return replace(timed(memory=cost, p50=p50, cost=float(cost)), saved_month=float(saved))
+
+    none, small, large = at(0, 1.0, 0), at(10, 0.5, 15), at(100, 0.3, 50)
+    assert (small.pays, large.pays) == (True, False)
+    assert knee([none, small, large]) is small
+    assert knee([none, large]) is large, "nothing pays, so that is no reason"
+    assert knee([none, small, replace(large, saved_month=None)]).cost_month == 100.0
+    with_slo = [
+        replace(each, latency=replace(each.latency, slo_share=1.0 - each.latency.p50_s))
+        for each in (none, small, large)
+    ]
+    assert knee(with_slo) is with_slo[2]
 
 
 def test_a_service_level_is_what_the_knee_goes_by():

@@ -152,6 +152,14 @@ class Timed:
     cost_month: float | None = None
     """Of the capacities; None: a price is missing."""
     saved_gpu_s_month: float = 0.0
+    saved_month: float | None = None
+    """Price of those GPU seconds; None: not known."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether it costs no more than it saves, as far as both are known."""
+        known = self.cost_month is not None and self.saved_month is not None
+        return not known or (self.cost_month or 0.0) <= (self.saved_month or 0.0)
 
     @property
     def cost_per_gpu_s(self) -> float | None:
@@ -229,8 +237,8 @@ class Case:
         computed = latency.shares[COMPUTED] * float(recorded.input_tokens[first:].sum())
         written = computed / setting.block_size * block_nbytes if setting.file_nbytes else 0.0
         later_s = answered.ttft_s - self._ttft_without(setting)
-        num_gpus = self.site.machine.num_gpus
-        cost = self._cost_month(setting)
+        machine, cost = self.site.machine, self._cost_month(setting)
+        saved_gpu_s = latency.saved_s * machine.num_gpus * MONTH_S / latency.window_s
         return Timed(
             setting=setting,
             latency=latency,
@@ -242,7 +250,8 @@ class Case:
             if cost is None
             else cost,
             cost_month=cost,
-            saved_gpu_s_month=latency.saved_s * num_gpus * MONTH_S / latency.window_s,
+            saved_gpu_s_month=saved_gpu_s,
+            saved_month=saved_gpu_s * machine.gpu_hour / 3600 if machine.gpu_hour else None,
         )
 
     def _in_blocks_of(self, block_size: int) -> Recorded:

@@ -8,8 +8,9 @@ each. All combinations take longer and are tried where that is asked for.
             that can be served, and in price, and better in one of them
     knee    of the front, by price: the cheapest setting from which on no dearer one lowers the
             first token's p50, as a share of what it is without a cache, by what is worth it for
-            each doubling of the price. With a service level, the share of requests that miss it
-            is lowered instead
+            each doubling of the price. Of those that save GPU seconds for no less than they cost,
+            where prices are known and any do. With a service level, the share of requests that
+            miss it is lowered instead, whatever that costs
 """
 
 from __future__ import annotations
@@ -188,10 +189,13 @@ def knee(tried: Sequence[Timed], least_gain: float = LEAST_GAIN) -> Timed | None
     `tried` begins with no cache at all.
     """
     without = tried[0]
+    good = [each for each in front(tried) if each.latency.p99_s <= _LATER * without.latency.p99_s]
+    paying = [each for each in good if each.pays]
+    if without.latency.slo_share is None and len(paying) > 1:  # no cache costs nothing
+        good = paying
     steps: list[Timed] = []
-    for each in front(tried):
-        is_later = each.latency.p99_s > _LATER * without.latency.p99_s
-        if not is_later and (not steps or bad(each, without) < bad(steps[-1], without)):
+    for each in good:
+        if not steps or bad(each, without) < bad(steps[-1], without):
             steps.append(each)
     best = without  # nothing is cheaper, so it is the first step
     for number, (here, after) in enumerate(pairwise(steps)):

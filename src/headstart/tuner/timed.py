@@ -88,10 +88,20 @@ def reasons(times: Times) -> list[str]:
             )
             found.append(f"p50 by {title} there: {told}")
     if best.cost_per_gpu_s is not None:
-        gpu_hour = times.case.site.machine.gpu_hour
-        compared = f"; a GPU second costs {gpu_hour / 3600:.3g}" if gpu_hour else ""
-        found.append(f"a saved GPU second costs {best.cost_per_gpu_s:.3g}{compared}")
+        found.append(_price(times, best, best.cost_per_gpu_s))
     return found
+
+
+def _price(times: Times, best: Timed, cost_per_gpu_s: float) -> str:
+    told = f"a saved GPU second costs {cost_per_gpu_s:.3g}"
+    if best.saved_month is None:
+        return told
+    told += f", and is worth {times.case.site.machine.gpu_hour / 3600:.3g}"
+    if best.pays:
+        return f"{told}: {(best.cost_month or 0.0):,.0f} a month save {best.saved_month:,.0f}"
+    if times.without.latency.slo_share is not None:
+        return f"{told}: the service level is what is paid for"
+    return f"{told}: nothing that was tried saves what it costs"
 
 
 def _doubled(times: Times, best: Timed) -> str:
@@ -195,6 +205,7 @@ def point_document(timed: Timed) -> dict[str, Any]:
         "slower_share": timed.slower_share,
         "write_bytes_per_s": timed.write_bytes_per_s,
         "cost_month": timed.cost_month,
+        "saved_month": timed.saved_month,
         "cost_per_gpu_s": timed.cost_per_gpu_s,
     }
 
@@ -251,8 +262,10 @@ def point_rows(times: Times, points: list[Timed]) -> tuple[list[str], list[list[
     """Titles, and a line for each point."""
     has_slo = bool(times.case.site.level.slo.limits)
     has_price = times.without.cost_month is not None
+    has_worth = times.without.saved_month is not None
     titles = ["memory", "drives", "block", "policy", "load", "TTFT p50", "p90", "p99"]
     titles += ["in SLO"] * has_slo + ["most req/s", "by", "GPU saved"] + ["a month"] * has_price
+    titles += ["saves"] * has_worth
     rows = []
     for each in points:
         setting, latency = each.setting, each.latency
@@ -264,6 +277,7 @@ def point_rows(times: Times, points: list[Timed]) -> tuple[list[str], list[list[
         row += [f"{latency.slo_share or 0.0:.1%}"] * has_slo
         row += [f"{latency.most_per_s:.3g}", latency.bound_by, f"{latency.saved_share:.1%}"]
         row += [f"{each.cost_month or 0.0:,.0f}"] * has_price
+        row += [f"{each.saved_month or 0.0:,.0f}"] * has_worth
         rows.append([*row, "the knee"] if each is times.best else [*row, ""])
     return [*titles, ""], rows
 
