@@ -23,7 +23,7 @@ _COLORS = ("#4a90d9", "#d98f4a", "#2f9e78", "#c75d9b", "#8a6fd1")
 _KNEE, _WITHOUT = "#d9534f", "#7f8791"
 _P50, _P99 = _COLORS[0], _COLORS[1]
 _SOURCES = {ENGINE: "#8a6fd1", "memory": "#2f9e78", "file": "#4a90d9", COMPUTED: "#b9c0c8"}
-_MAX_BARS = 12
+_MAX_BARS = 20
 _GIB = float(1 << 30)
 _DASHES = (0, (3, 1))
 
@@ -123,7 +123,7 @@ def capacity_svg(times: Times) -> str:
             axes.set_xscale("log")
             _marks(axes.xaxis)
         axes.set_xlabel("memory and drives, GiB")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.xaxis.set_minor_formatter(lambda _value, _: "")
         axes.set_yscale("log")
         _marks(axes.yaxis)
