@@ -309,8 +309,8 @@ def overview(times: Times) -> list[tuple[str, str]]:
         rows.append(
             (
                 "GPU seconds saved",
-                f"{latency.saved_share:.1%}: {latency.saved_s * num_gpus:,.3g} s of the "
-                f"{(latency.saved_s + latency.compute_s) * num_gpus:,.3g} s to compute it all",
+                f"{latency.saved_share:.1%}: {_s(latency.saved_s * num_gpus)} of "
+                f"{_s((latency.saved_s + latency.compute_s) * num_gpus)} to compute it all",
             )
         )
         held = max_blocks(site, best)
