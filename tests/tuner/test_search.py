@@ -302,6 +302,9 @@ def test_a_service_level_is_what_the_knee_goes_by():
 
     tried = [at(0, 1.0, 0.5), at(1, 0.9, 0.99), at(2, 0.5, 0.991)]
     assert knee(tried) is tried[1]
+    met = Times(case=None, tried=(at(0, 1.0, 1.0), at(1, 0.5, 1.0)), least_gain=0.02)
+    assert met.best is None
+    assert reasons(met) == ["all requests meet the service level without a cache"]
 
 
 # ------------------------------------------------------------------------- settings, reasons, notes

@@ -73,6 +73,8 @@ def format_setting(setting: Setting) -> str:
 def reasons(times: Times) -> list[str]:
     """Why that is recommended."""
     best, without = times.best, times.without
+    if best is None and without.latency.slo_share == 1.0:
+        return ["all requests meet the service level without a cache"]
     if best is None:
         return ["no capacity that was tried lowers the first token's time by what is worth it"]
     found = [
