@@ -123,7 +123,7 @@ def test_hits_on_disks_throttled_to_a_known_rate(measured, tokens, bytes_per_s):
     )
     predicted = sized(measured, tokens, bytes_per_s).cell(tokens, 1).load_s
     found = speed["ttft_s"]["always"][str(tokens)]
-    assert len(found) == 3
+    assert len(found) >= 3
     assert predicted == pytest.approx(median(found), rel=0.04)
 
 
@@ -131,7 +131,7 @@ def test_hits_on_disks_throttled_to_a_known_rate(measured, tokens, bytes_per_s):
 def test_hits_on_the_disk_in_another_run(measured, tokens):
     (speed,) = (each for each in read("vllm_slow_disk")["speeds"] if not each["bytes_per_s"])
     found = [each for arm in ("planned", "always") for each in speed["ttft_s"][arm][str(tokens)]]
-    assert len(found) == 6
+    assert len(found) >= 6
     assert sized(measured, tokens).cell(tokens, 1).load_s == pytest.approx(median(found), rel=0.1)
 
 

@@ -140,7 +140,7 @@ class EngineOptions:
         return engine_costs(
             model,
             machine,
-            measured=_measured(self.prefill),
+            measured=parse_prefills(self.prefill),
             step_s=None if self.step is None else parse_seconds(self.step),
             max_step_tokens=self.step_tokens,
         )
@@ -308,7 +308,8 @@ def _bandwidth(text: str | None) -> float | None:
     return float(nbytes)
 
 
-def _measured(text: str | None) -> list[tuple[int, float]]:
+def parse_prefills(text: str | None) -> list[tuple[int, float]]:
+    """Measured prefills of `1024=0.21,8192=1.9`. Raises ConfigError."""
     found = []
     for part in (text or "").split(","):
         tokens, _, seconds = part.partition("=")

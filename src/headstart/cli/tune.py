@@ -11,20 +11,30 @@ from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
 from headstart.cli.sample_options import SampleOptions, sample_document, show_errors
 from headstart.cli.trace import ReadOptions, TraceFile, broken_document, show_broken
+from headstart.cli.tune_latency import (
+    LatencyOptions,
+    end_interrupted,
+    show_times,
+    times_document,
+    times_html,
+    token_kv_nbytes,
+)
 from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
-from headstart.units import parse_nbytes
 
 if TYPE_CHECKING:
     from headstart.tuner.tier_report import TierPoint
+    from headstart.tuner.timed import Times
     from headstart.tuner.tune import Tuned
 
 
 @grouped
 def tune(
+    context: typer.Context,
     read: ReadOptions,
     tiers: TierOptions,
     sample: SampleOptions,
+    latency: LatencyOptions,
     trace: TraceFile,
     capacities: Annotated[
         str | None,
@@ -51,6 +61,9 @@ def tune(
     The curve of lru is exact for every capacity and takes about a second; each point of another
     policy is a simulation with the store's own policy. Nothing has to run, nothing is changed.
     Capacities are tokens of KV cache: times the KV bytes a token of the model, they are bytes.
+
+    With --model, times of first tokens are simulated, too: capacities of memory and drives, block
+    sizes and policies are searched for what is worth its price. Ctrl-C ends that with what is done.
     """
     from headstart import figure
     from headstart.tuner.report import tune_html
@@ -62,9 +75,15 @@ def tune(
         figure.check_installed()
         render.check_target(f"{html}", option="--html")
     wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
-    token_nbytes = None if token_kv is None else parse_nbytes(token_kv)
+    site = latency.site()
+    token_nbytes = token_kv_nbytes(token_kv, site)
     tiers.check(token_nbytes, sample.share)
+    if site is not None and sample.share < 1.0:
+        raise ConfigError(
+            "times need all of a trace: a sample asks less of the engine; no --sample"
+        )
     recorded, broken = read.read(trace, sample.share)
+    latency.check_times(context, recorded)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
             recorded,
@@ -76,18 +95,22 @@ def tune(
         )
         errors = sample.errors(tuned, read.seed, advance)
     replayed = tiers.replayed(recorded, token_nbytes)
+    times = latency.times(site, tuned, policies.split(","), least_gain)
     found = {
         **document(tuned),
         **sample_document(tuned, errors),
         **tiers_document(replayed),
+        **times_document(times),
         "broken": broken_document(broken),
     }
     if html is not None:
-        render.write_text(html, tune_html(tuned, trace.name, broken), option="--html")
-    render.publish(found, json, lambda: _show(tuned, replayed))
+        page = tune_html(tuned, trace.name, broken, times_html(times))
+        render.write_text(html, page, option="--html")
+    render.publish(found, json, lambda: _show(tuned, replayed, times))
     if json != "-":
         show_errors(tuned, errors)
         show_broken(found["broken"])
+    end_interrupted(times)
 
 
 def _capacities(text: str | None) -> list[int]:
@@ -104,12 +127,14 @@ def _capacities(text: str | None) -> list[int]:
     return sorted(set(found))
 
 
-def _show(tuned: Tuned, replayed: list[TierPoint]) -> None:
+def _show(tuned: Tuned, replayed: list[TierPoint], times: Times | None) -> None:
     from headstart.tuner.report import overview, point_rows
 
     titles, rows = point_rows(tuned)
     columns = [render.Column(title=each, numeric=index > 0) for index, each in enumerate(titles)]
     render.print_table(columns, rows, title="Hits; a cold start, and the last half of the requests")
     print()
-    render.print_table([render.Column(title="tune"), render.Column(title="")], overview(tuned))
+    found = overview(tuned, with_advice=times is None)
+    render.print_table([render.Column(title="tune"), render.Column(title="")], found)
     show_tiers(replayed)
+    show_times(times)

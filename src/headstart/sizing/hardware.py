@@ -21,6 +21,14 @@ from headstart.units import parse_nbytes
 
 _T = TypeVar("_T")
 
+BLOCK_S = 4e-5
+"""CPU seconds of a read block besides its bytes: benchmarks/results/storage.json has 0.48 s a GB in
+blocks of 128 KiB and 0.20 s in blocks of 4 MiB, so 38 us for each."""
+_GIVEN = (
+    *("read_bytes_per_s", "write_bytes_per_s", "gpu_hour", "storage_month"),
+    *("storage_gib_month", "memory_gib_month"),
+)
+
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every preset has."""
@@ -110,9 +118,15 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Memory for KV on its way; empty: not known."""
     mfu: float | None = None
     """None: the GPU's own."""
+    block_s: float | None = None
+    """Of each block that is read, besides its bytes; None: `BLOCK_S`."""
     gpu_hour: float | None = None
     """Price; None: not known."""
     storage_month: float | None = None
+    """Of all of the storage, whatever its size."""
+    storage_gib_month: float | None = None
+    """Of a GiB of it, where sizes are compared."""
+    memory_gib_month: float | None = None
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +152,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes_per_s: float
     write_formula: str
     staging_nbytes: int
+    block_s: float
     gpu_hour: float
     storage_month: float
+    storage_gib_month: float
+    memory_gib_month: float
     sources: tuple[str, ...]
 
     @property
@@ -194,9 +211,11 @@ def look_up(hardware: Hardware) -> Machine:
     for name in ("num_gpus", "num_engines", "num_drives", "num_ports"):
         if getattr(hardware, name) < 1:
             raise ConfigError(f"{name} is {getattr(hardware, name)}; it must be at least 1")
-    for name in ("read_bytes_per_s", "write_bytes_per_s", "gpu_hour", "storage_month"):
+    for name in _GIVEN:
         if getattr(hardware, name) is not None:
             _check(name, getattr(hardware, name))
+    block_s = BLOCK_S if hardware.block_s is None else hardware.block_s
+    _check("block_s", block_s, zero=True)
     for name, rate in gpu.flops.items():
         _check(f"gpu {gpu.name}: flops of {name}", rate)
     mfu = gpu.mfu if hardware.mfu is None else hardware.mfu
@@ -220,8 +239,11 @@ def look_up(hardware: Hardware) -> Machine:
         write_bytes_per_s=write,
         write_formula=write_formula,
         staging_nbytes=parse_nbytes(hardware.staging) if hardware.staging else 0,
+        block_s=block_s,
         gpu_hour=hardware.gpu_hour or 0.0,
         storage_month=hardware.storage_month or 0.0,
+        storage_gib_month=hardware.storage_gib_month or 0.0,
+        memory_gib_month=hardware.memory_gib_month or 0.0,
         sources=(f"{gpu.name}: {gpu.source}", f"link: {link.source}", *sources),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def _capacity(tuned: Tuned, tokens: int) -> str:
     return f"{tokens:,} tokens" + (f", {nbytes}" if nbytes else "")
 
 
-def overview(tuned: Tuned) -> list[tuple[str, str]]:
+def overview(tuned: Tuned, *, with_advice: bool = True) -> list[tuple[str, str]]:
     """What it comes to."""
     recorded, advice = tuned.recorded, tuned.advice
     enough = _capacity(tuned, _enough_tokens(tuned))
@@ -67,6 +68,8 @@ def overview(tuned: Tuned) -> list[tuple[str, str]]:
             f"{enough}, under lru",
         ),
     ]
+    if not with_advice:
+        return rows
     if advice.capacity_tokens is None:
         rows.append(("recommended", "no cache for this load"))
     else:
@@ -85,13 +88,17 @@ def overview(tuned: Tuned) -> list[tuple[str, str]]:
     return rows
 
 
-def tune_html(tuned: Tuned, name: str, broken: Broken) -> str:
-    """The page. Raises ConfigError when matplotlib is not installed."""
+def tune_html(tuned: Tuned, name: str, broken: Broken, times: Sequence[str] = ()) -> str:
+    """The page. Raises ConfigError when matplotlib is not installed.
+
+    `times`: parts of `headstart.tuner.timed_page`, if times were simulated, too.
+    """
     title = f"How much cache is {name} worth?"
     titles, rows = point_rows(tuned)
     parts = [
         f"<h1>{escape(title)}</h1>",
-        html_table(["", ""], overview(tuned), numbers=()),
+        html_table(["", ""], overview(tuned, with_advice=not times), numbers=()),
+        *times,
         "<h2>Hits by capacity</h2>",
         _keys(tuned),
         f"<figure>{curve_svg(tuned)}<figcaption>Share of the prompt tokens that are hits, in the "
@@ -111,8 +118,8 @@ def tune_html(tuned: Tuned, name: str, broken: Broken) -> str:
             numbers=range(3),
             caption="lru, last half of the requests.",
         ),
-        '<p class="soft">One request at a time, all of a capacity in one tier; what requests in '
-        "flight pin, and how long anything takes, is not simulated.</p>",
+        '<p class="soft">Hits: one request at a time, all of a capacity in one tier; what requests '
+        "in flight pin, and how long anything takes, is not simulated.</p>",
     ]
     if broken.count:
         first = "; ".join(broken.first)
