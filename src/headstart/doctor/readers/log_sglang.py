@@ -38,8 +38,10 @@ class SglangLog:
 
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
+        self._speaker: dict[str, tuple[int, int]] = {}
         self._num_decodes = 0
-        self._new, self._cached, self._rates = Sum(), Sum(), Spread()
+        self._new, self._cached = Sum(), Sum()
+        self._rates: dict[str, Spread] = {}
         self._throughput, self._retracted = Sum(), Sum()
         self._times: dict[str, Spread] = {}
         self._found, self._delivered, self._not_read = Sum(), Sum(), Sum()
@@ -69,9 +71,12 @@ class SglangLog:
         if running is None:
             return False
         ranks = {kind: int(number) for kind, number in _RANK.findall(record.before[-_TAG_NBYTES:])}
-        if ranks.get(b"TP") or ranks.get(b"PP"):
-            return True  # the other ranks say the same
         name = f"dp {ranks[b'DP']}" if b"DP" in ranks else ""
+        # The ranks of one engine say the same: the first speaks. With attention that is data
+        # parallel it need not be TP0.
+        rank = ranks.get(b"PP", 0), ranks.get(b"TP", 0)
+        if rank != self._speaker.setdefault(name, rank):
+            return True
         usage = record.number(b"token usage: ")
         waiting = record.number(b"#queue-req: ") or 0.0
         self._flows.setdefault(name, Flow()).add(running, waiting, usage, record)
@@ -84,7 +89,7 @@ class SglangLog:
         if new is not None and cached is not None and new + cached:
             self._new.add(new, record)
             self._cached.add(cached, record)
-            self._rates.add(cached / (new + cached), record)
+            self._rates.setdefault(name, Spread()).add(cached / (new + cached), record)
         return True
 
     def _request(self, record: Record) -> bool:
@@ -123,10 +128,10 @@ class SglangLog:
     def facts(self) -> Iterator[Fact]:
         """See `Parser`."""
         if self._flows:
-            busiest = max(self._flows.values(), key=lambda flow: flow.typical_waiting)
+            name, busiest = max(self._flows.items(), key=lambda each: each[1].typical_waiting)
             yield fact("engine", "sglang", busiest.source)
             yield from busiest.facts()
-            yield from trend(self._rates, busiest)
+            yield from trend(self._rates.get(name, Spread()), busiest)
         yield from self._single.values()
         if self._cached.count:
             asked = self._cached.total + self._new.total

@@ -46,7 +46,7 @@ class VllmLog:
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
         self._last: dict[str, dict[str, tuple[float, Record]]] = {"local": {}, "external": {}}
-        self._rates = Spread()
+        self._rates: dict[str, Spread] = {}
         self._throughput, self._requests = Sum(), Sum()
         self._preemptions, self._warned = Sum(), Sum()
         self._num_warned = 0.0
@@ -99,7 +99,8 @@ class VllmLog:
         if external is not None:
             self._now("external", name, external / 100, record)
         if running:
-            self._rates.add(1 - (1 - local / 100) * (1 - (external or 0.0) / 100), record)
+            rate = 1 - (1 - local / 100) * (1 - (external or 0.0) / 100)
+            self._rates.setdefault(name, Spread()).add(rate, record)
         return True
 
     def _now(self, key: str, name: str, value: float, record: Record) -> None:
@@ -157,10 +158,10 @@ class VllmLog:
     def facts(self) -> Iterator[Fact]:
         """See `Parser`."""
         if self._flows:
-            busiest = max(self._flows.values(), key=lambda flow: flow.typical_waiting)
+            name, busiest = max(self._flows.items(), key=lambda each: each[1].typical_waiting)
             yield fact("engine", "vllm", busiest.source)
             yield from busiest.facts()
-            yield from trend(self._rates, busiest)
+            yield from trend(self._rates.get(name, Spread()), busiest)
         yield from self._single.values()
         yield from self._hits()
         if self._throughput.count:
@@ -178,10 +179,18 @@ class VllmLog:
         yield from self._tiers()
 
     def _hits(self) -> Iterator[Fact]:
+        """Of all engines, each by the requests that it runs: an idle one prints its zero, too."""
         missed, source = 1.0, Source(path="")
         for key, rates in self._last.items():
             if rates:
-                rate = sum(value for value, _ in rates.values()) / len(rates)
+                weights = {
+                    name: self._flows[name].means[0] if name in self._flows else 0.0
+                    for name in rates
+                }
+                if not any(weights.values()):
+                    weights = dict.fromkeys(rates, 1.0)
+                told = sum(weights[name] * value for name, (value, _) in rates.items())
+                rate = told / sum(weights.values())
                 source = next(iter(rates.values()))[1].source
                 yield fact(f"{key}_hit_rate", rate, source)
                 missed *= 1.0 - rate
