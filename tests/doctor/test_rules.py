@@ -133,6 +133,25 @@ def test_a_load_longer_than_its_first_token_is_of_something_else():
     assert rules(LOADED.format(0.6)) == []  # they cannot: that is the rate of one rank
 
 
+def test_a_run_that_gains_is_not_slowed_by_its_load():
+    text = """prompt_tokens = 10000
+prefill_rate = 20000
+[[arms]]
+name = "without"
+cache = "off"
+ttft_p50 = "2 s"
+
+[[arms]]
+name = "with"
+cache = "warm"
+hit_rate = 0.9
+load = "0.7 s"
+ttft_p50 = "{} s"
+"""
+    assert rules(text.format(0.8)) == []  # whatever the rate that was told
+    assert said(text.format(2.0)).verdict == "slow_tier"
+
+
 def test_what_the_device_holds_is_not_loaded():
     text = LOADED.format(1.8)
     (split,) = said(text).splits

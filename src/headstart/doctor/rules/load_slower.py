@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import TOLERANCE, break_even, hitting, ratio, recompute_s
+from headstart.doctor.arms import TOLERANCE, break_even, hitting, pairs, ratio, recompute_s
 from headstart.doctor.facts import Evidence, Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Stage, Strength
 from headstart.doctor.quantities import show_bytes_per_s
@@ -25,6 +25,8 @@ def find(known: Known) -> Iterator[Sign]:
         load, computing = load_s(known, arm), recompute_s(known, arm)
         if load is not None and _is_of_others(arm, load):
             return
+        if any(pair.hit is arm and pair.ratio < 1.0 - pair.noise for pair in pairs(known)):
+            continue  # measured: with the load it is sooner than with computing
         if load is not None and computing is not None and load.seconds > computing:
             measured = load.is_measured
             yield Sign(
