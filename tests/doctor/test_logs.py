@@ -62,6 +62,14 @@ def test_vllm(tmp_path):
     assert diagnose(known).verdict == "no_room"
 
 
+def test_what_waits_for_a_load_does_not_wait_for_room(tmp_path):
+    line = v1(2, 9, 20.0, 10.0, 80.0, more=", Deferred: 8 reqs, KV fetch: 1 waiting to start")
+    top = told(tmp_path, line)[0].top
+    assert top.numbers("running", "waiting") == (2, 1)
+    line = line.replace("Deferred: 8", "Deferred: 9")
+    assert diagnose(told(tmp_path, *[line] * 9)[0]).findings == ()
+
+
 def test_a_passing_queue_is_no_queue(tmp_path):
     lines = [v1(8, 0, 35.0, 0.0) for _ in range(9)] + [v1(8, 50, 10.0, 0.0), v1(8, 0, 42.0, 0.0)]
     top = told(tmp_path, *lines)[0].top

@@ -175,3 +175,18 @@ ttft_p50 = "2.5 s"
 """
     assert [each.arm for each in said(text).splits] == ["with"]
     assert "stage_sum" not in rules(text)
+
+
+FAILED = """num_requests = 400
+[[tiers]]
+name = "pool"
+num_failed_reads = {}
+"""
+
+
+def test_loads_that_fail_of_requests():
+    (finding,) = said(FAILED.format(70)).findings
+    assert (finding.cause, finding.rule) == ("correctness", "failed_reads")
+    assert rules(FAILED.format(9)) == []
+    assert rules(FAILED.format(70) + "num_found = 90000\n") == []  # of blocks it is next to nothing
+    assert rules(FAILED.format(70).replace("num_requests = 400", "")) == []

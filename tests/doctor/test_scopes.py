@@ -42,6 +42,16 @@ def test_queue_and_room_are_of_one_engine():
     assert "no_room" not in [each.cause for each in diagnose(known).findings]
 
 
+def test_what_waits_for_a_load_does_not_wait_for_room():
+    reasons = "".join(
+        f'vllm:num_requests_waiting_by_reason{{engine="0",reason="{why}"}} {number}\n'
+        for why, number in (("capacity", 2), ("deferred", 28))
+    )
+    known, _ = told(vllm(9, 30, 0.2) + reasons)
+    assert known.top.numbers("running", "waiting") == (9, 2)
+    assert diagnose(known).findings == ()
+
+
 def test_engines_of_a_federation_and_of_ray():
     for label in ("instance", "pod", "ReplicaId"):
         text = vllm(40, 30, 0.9, more=f',{label}="one"') + vllm(1, 0, 0.1, more=f',{label}="two"')
@@ -92,6 +102,24 @@ def test_a_cache_layer_that_nobody_asks_is_not_the_connector():
     text = 'lmcache:num_lookup_tokens_total{{worker_id="0"}} {}\n'
     assert told(vllm(1, 0, 0.1) + text.format(0))[0].connector == ""
     assert told(vllm(1, 0, 0.1) + text.format(500))[0].connector == "lmcache"
+
+
+def test_hits_are_those_of_all_tiers():
+    labels = 'engine="0"'
+    text = "".join(
+        f"vllm:{name}_total{{{labels}}} {value}\n"
+        for name, value in (
+            ("prefix_cache_queries", 1000),
+            ("prefix_cache_hits", 0),
+            ("external_prefix_cache_queries", 1000),
+            ("external_prefix_cache_hits", 900),
+        )
+    )
+    known, _ = told(text + vllm(3, 0, 0.2))
+    assert known.top.numbers("num_hits", "num_queries") == (900, 1000)
+    arms = '[[arms]]\nname = "off"\ncache = "off"\nttft_mean = "2 s"\n'
+    report = load([Document(path="x.toml", text=arms), Document(path="m.prom", text=text + LIVE)])
+    assert "dead_counter" not in [each.rule for each in diagnose(Known(report.facts)).findings]
 
 
 def sglang(running, waiting, usage, **ranks):

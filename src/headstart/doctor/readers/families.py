@@ -76,7 +76,7 @@ class _Teller:
         yield from self.one("num_requests", count, f"{name}_count")
         for key, share in _QUANTILES.items():
             if count >= _LEAST[key]:
-                yield from self.one(key, self.metrics.quantile(name, share), f"{name}_sum")
+                yield from self.one(key, self.metrics.quantile(name, share), f"{name}_count")
 
     def tier(
         self, owner: str, kind: str = "", **figures: tuple[float | None, str]
@@ -116,7 +116,8 @@ def load_of(metrics: Metrics, **labels: str) -> dict[str, tuple[float, Source]]:
         for name in names:
             value = metrics.now(name, **labels)
             if value is not None:
-                found[key] = (value, metrics.source(name))
+                deferred = _deferred(metrics, **labels) if key == "waiting" else 0.0
+                found[key] = (max(0.0, value - deferred), metrics.source(name))
     name = "vllm:num_preemptions"
     preempted = metrics.growth(name, **labels)
     if preempted is not None:
@@ -127,6 +128,12 @@ def load_of(metrics: Metrics, **labels: str) -> dict[str, tuple[float, Source]]:
     if hit is not None and asked:
         found["hit_rate"] = (min(1.0, hit / asked), metrics.source(name))
     return found
+
+
+def _deferred(metrics: Metrics, **labels: str) -> float:
+    """vLLM's requests that wait for a load and not for room; they are among those waiting."""
+    name = "vllm:num_requests_waiting_by_reason"
+    return metrics.now(name, reason="deferred", **labels) or 0.0
 
 
 def _vllm(tell: _Teller) -> Iterator[Fact]:
@@ -146,7 +153,10 @@ def _vllm(tell: _Teller) -> Iterator[Fact]:
     # Queue and room are of one engine: what waits for one is not helped by another's room.
     fullest = metrics.fullest(v + "num_requests_waiting", v + "num_requests_running")
     yield from tell.now("running", v + "num_requests_running", **fullest)
-    yield from tell.now("waiting", v + "num_requests_waiting", **fullest)
+    waiting = metrics.now(v + "num_requests_waiting", **fullest)
+    if waiting is not None:
+        waiting = max(0.0, waiting - _deferred(metrics, **fullest))
+    yield from tell.one("waiting", waiting, v + "num_requests_waiting")
     yield from tell.largest(
         "kv_usage", v + "kv_cache_usage_perc", v + "gpu_cache_usage_perc", **fullest
     )
@@ -172,9 +182,9 @@ def _vllm_hits(tell: _Teller) -> Iterator[Fact]:
     yield from tell.share("external_hit_rate", outside, beyond)
     queries, hits = metrics.growth(asked), metrics.growth(hit)
     if queries and hits is not None:
-        yield from tell.one("num_queries", queries, asked)
-        yield from tell.one("num_hits", hits, hit)
         total = hits + (metrics.growth(outside) or 0.0)
+        yield from tell.one("num_queries", queries, asked)
+        yield from tell.one("num_hits", total, hit)
         yield from tell.one("hit_rate", min(1.0, total / queries), hit)
 
 

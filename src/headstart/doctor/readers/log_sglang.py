@@ -156,10 +156,10 @@ class SglangLog:
             or record.has(b"queue_dur", after=common.end())
         ):
             prompt, cached, output, queue = common.groups()
+            self._time("queue", float(queue) * 1e-3, record)
             self._time("prompt_tokens", float(prompt), record)
             self._time("cached_tokens", float(cached), record)
             self._time("output_tokens", float(output), record)
-            self._time("queue", float(queue) * 1e-3, record)
             return True
         told = {name.strip(): float(value) for name, value in _PAIR.findall(record.text)}
         for key, names, factor in (

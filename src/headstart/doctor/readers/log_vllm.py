@@ -47,6 +47,9 @@ _COMMON = re.compile(
 )
 """How V1 nearly always writes it; what does not fit is read field by field."""
 _MOST_TAILS = 1000
+_PREEMPTIONS = b"Preemptions: "
+_DEFERRED = b"Deferred: "
+"""Of those waiting the ones that wait for a load, not for room."""
 _SIZE = re.compile(rb"(\d[\d,]{,20}) tokens(?:.*?Maximum concurrency for (\d[\d,]{,20}) tokens)?")
 _VERSION = re.compile(rb"v?(\d+\.\d+(?:\.\d+)?)")
 _FAILING = re.compile(rb"Failing (\d+) request\(s\) due to $")
@@ -102,11 +105,12 @@ class VllmLog:
         if common is None or record.has(b"External prefix", after=common.end()):
             return self._fields(record)
         generated, running, waiting, more, usage, local, external = common.groups()
-        preempted = record.number(b"Preemptions: ") if more else None
+        deferred = (record.number(_DEFERRED) or 0.0) if more else 0.0
+        preempted = record.number(_PREEMPTIONS) if more else None
         self._line(
             record,
             running=float(running),
-            waiting=float(waiting),
+            waiting=max(0.0, float(waiting) - deferred),
             throughput=float(generated),
             usage=float(usage),
             preempted=preempted,
@@ -125,11 +129,11 @@ class VllmLog:
         self._line(
             record,
             running=running,
-            waiting=waiting,
+            waiting=max(0.0, waiting - (record.number(_DEFERRED) or 0.0)),
             throughput=throughput,
             # V0: of the device first, then of the CPU
             usage=record.number(b" KV cache usage: "),
-            preempted=record.number(b"Preemptions: "),
+            preempted=record.number(_PREEMPTIONS),
             hits=(
                 record.number(b", Prefix cache hit rate: "),
                 record.number(b"External prefix cache hit rate: "),
