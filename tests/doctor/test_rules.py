@@ -190,3 +190,13 @@ def test_loads_that_fail_of_requests():
     assert rules(FAILED.format(9)) == []
     assert rules(FAILED.format(70) + "num_found = 90000\n") == []  # of blocks it is next to nothing
     assert rules(FAILED.format(70).replace("num_requests = 400", "")) == []
+
+
+def test_a_limit_that_is_reached_is_what_requests_wait_for():
+    text = "kv_usage = 0.2\nrunning = {}\nwaiting = 40\n"
+    assert said(text.format(16)).findings[0].confidence == pytest.approx(0.7)
+    (finding,) = said(text.format(16) + "max_num_seqs = 16\n").findings
+    assert (finding.rule, finding.confidence) == ("admission", 0.85)
+    # Far from its limit: they may as well wait to be computed.
+    (finding,) = said(text.format(16) + "max_num_seqs = 256\n").findings
+    assert finding.confidence == 0.5
