@@ -98,6 +98,7 @@ class SglangLog:
     def _batch(self, record: Record) -> bool:
         """Of a batch, whatever the order of its fields; throughput of decodes, tokens of others."""
         new = cached = rate = None
+        usage: float | None
         is_decode = record.mark == _DECODE
         common = record.match(_COMMON_DECODE if is_decode else _COMMON_PREFILL)
         if common is not None and is_decode:
