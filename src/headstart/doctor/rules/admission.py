@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
+from headstart.doctor.arms import TOLERANCE, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
 _HALF = 0.5
-_REACHED = 0.9
 
 
 def find(known: Known) -> Iterator[Sign]:
@@ -27,7 +26,7 @@ def find(known: Known) -> Iterator[Sign]:
         if arm.number("largest_waiting") is not None or arm.number("num_hits") == 0.0:
             continue
         margin, most = arm.number("admission_margin"), arm.number("max_num_seqs")
-        is_reached = bool(most) and told[2] >= _REACHED * (most or 0.0)
+        is_reached = most is not None and TOLERANCE * told[2] >= most
         beside = "; admission keeps {arm.admission_margin} free" if margin else ""
         beside += "; {arm.max_num_seqs} may run at once" if is_reached else ""
         strength = Strength.HINTED if most else Strength.COMPARED
