@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from headstart.doctor.diagnose import diagnose
 from headstart.doctor.facts import Known
 from headstart.doctor.readers import base, load
+from log_samples import PIECES, SGLANG, lmcache, v1
 
 
 def told(tmp_path, *lines, name="engine.log"):
@@ -20,16 +20,6 @@ def told(tmp_path, *lines, name="engine.log"):
     path.write_text("\n".join(lines) + "\n")
     report = load([path])
     return Known(report.facts), report.skipped
-
-
-def v1(running, waiting, usage, local, external=None, *, engine=0, generation=500.0, more=""):
-    outside = "" if external is None else f", External prefix cache hit rate: {external}%"
-    return (
-        f"(APIServer pid=71) INFO 10-07 02:50:27 [loggers.py:271] Engine {engine:03d}: "
-        f"Avg prompt throughput: 812.4 tokens/s, Avg generation throughput: {generation} tokens/s, "
-        f"Running: {running} reqs, Waiting: {waiting} reqs{more}, GPU KV cache usage: {usage}%, "
-        f"Prefix cache hit rate: {local}%{outside}"
-    )
 
 
 def test_vllm(tmp_path):
@@ -60,6 +50,14 @@ def test_vllm(tmp_path):
     assert top.number("external_hit_rate") == pytest.approx(0.25)
     assert top.number("hit_rate") == pytest.approx(1 - 0.6 * 0.75)
     assert diagnose(known).verdict == "no_room"
+
+
+def test_what_waits_for_a_load_does_not_wait_for_room(tmp_path):
+    line = v1(2, 9, 20.0, 10.0, 80.0, more=", Deferred: 8 reqs, KV fetch: 1 waiting to start")
+    top = told(tmp_path, line)[0].top
+    assert top.numbers("running", "waiting") == (2, 1)
+    line = line.replace("Deferred: 8", "Deferred: 9")
+    assert diagnose(told(tmp_path, *[line] * 9)[0]).findings == ()
 
 
 def test_a_passing_queue_is_no_queue(tmp_path):
@@ -204,30 +202,6 @@ def test_headstarts_own_sums(tmp_path):
     assert top.number("load_nbytes") == 1000
 
 
-SGLANG = {
-    "2024": (
-        "[2024-10-01 11:00:00 TP0] Prefill batch. #new-seq: 1, #new-token: 300, #cached-token: "
-        "100, cache hit rate: 25.00%, token usage: 0.91, #running-req: 20, #queue-req: 70",
-        "[2024-10-01 11:00:01 TP0] Decode batch. #running-req: 21, #token: 90000, token usage: "
-        "0.93, gen throughput (token/s): 800.00, #queue-req: 69",
-    ),
-    "2025": (
-        "[2025-07-18 15:32:52 TP0] Prefill batch. #new-seq: 1, #new-token: 300, #cached-token: "
-        "100, #token: 35, token usage: 0.91, #running-req: 20, #queue-req: 70, timestamp: 2025",
-        "[2025-07-18 15:32:54 TP0] Decode batch. #running-req: 21, #token: 2266, token usage: "
-        "0.93, cuda graph: True, gen throughput (token/s): 800.00, #queue-req: 69, timestamp: 2025",
-    ),
-    "2026": (
-        "[2026-08-14 08:17:30] Prefill batch [12], #new-seq: 3, #new-token: 300, #cached-token: "
-        "100, full token usage: 0.91, mamba usage: 0.20, #running-req: 20, #queue-req: 70, "
-        "#pending-token: 64, cuda graph: False, input throughput (token/s): 107534.31",
-        "[2026-08-14 08:17:30] Decode batch, #running-req: 21, #full token: 1051, full token "
-        "usage: 0.93, mamba num: 16, "
-        "cuda graph: True, gen throughput (token/s): 800.00, #queue-req: 69",
-    ),
-}
-
-
 @pytest.mark.parametrize("year", SGLANG)
 def test_sglang(tmp_path, year):
     retracted = (
@@ -286,13 +260,6 @@ def test_requests_and_prefetches_of_sglang(tmp_path):
     (tier,) = known.tiers
     assert tier.numbers("num_found", "num_failed_reads", "delivered") == (20, 2, 640)
     assert any(finding.rule == "failed_reads" for finding in diagnose(known).findings)
-
-
-def lmcache(text, rank=0):
-    return (
-        f"(VllmWorker rank={rank} pid=250) [2025-07-02 16:41:43,868] LMCache INFO: {text} "
-        "(cache_engine.py:312:lmcache.v1.cache_engine)"
-    )
 
 
 def test_lmcache(tmp_path):
@@ -405,36 +372,6 @@ def test_healthy_engines_are_not_accused(tmp_path):
         lmcache("Reqid: r1, Total tokens 1000, LMCache hit tokens: 800, need to load: 600"),
     ]
     assert diagnose(told(tmp_path, *lines)[0]).findings == ()
-
-
-SAMPLES = [
-    v1(3, 9, 50.0, 12.0, 40.0, more=", Preemptions: 3"),
-    *SGLANG["2024"],
-    *SGLANG["2026"],
-    "Avg prompt throughput: 5 tokens/s, Avg generation throughput: 3 tokens/s, Running: 3 reqs, "
-    "Swapped: 2 reqs, Pending: 9 reqs, GPU KV cache usage: 9.0%, CPU KV cache usage: 1.0%.",
-    "Prefix cache hit rate: GPU: 62.26%, CPU: 0.00%",
-    "PreemptionMode.SWAP total_num_cumulative_preemption=51",
-    "KV Transfer metrics: CPU_to_GPU_total_bytes=2e9, CPU_to_GPU_total_time=0.1, hits=3",
-    "GPU KV cache size: 409,600 tokens, Maximum concurrency for 32,768 tokens per request: 12.50x",
-    "ReqTimeStats(rid=a, input_len=4000, cached_input_len=10): queue_duration=1.5ms",
-    "Prefetching 20 pages for request abc. Prefetch abc completed with 640 tokens",
-    "max_total_num_tokens=655360, max_running_requests=128, context_len=32768",
-    "KV cache pool is full. Retract requests. #retracted_reqs: 1",
-    lmcache("Reqid: r1, Total tokens 1000, LMCache hit tokens: 800, need to load: -300"),
-    lmcache("Retrieved 5 out of 9 tokens. size: 0.5 gb, cost 1.5 ms, throughput: 3.1 GB/s;"),
-    'INFO: 10.0.0.7 - "POST /v1/completions HTTP/1.1" 200 OK',
-]
-PIECES = st.one_of(
-    st.sampled_from(SAMPLES),
-    st.builds(lambda line, cut: line[:cut], st.sampled_from(SAMPLES), st.integers(0, 250)),
-    st.builds(
-        lambda line, number: re.sub(r"\d+(\.\d+)?", number, line),
-        st.sampled_from(SAMPLES),
-        st.sampled_from(["", "0", "-1", "1.2.3", ",", "9" * 5000, "nan", "1e999", "٣"]),
-    ),
-    st.text(max_size=20),
-)
 
 
 @given(pieces=st.lists(PIECES, max_size=12), between=st.sampled_from(["\n", "", "\r\n", "\r"]))

@@ -296,3 +296,13 @@ def test_a_healthy_server_is_not_accused():
         + 'vllm:num_requests_running{engine="1"} 4\nvllm:num_requests_waiting{engine="1"} 1\n'
     )
     assert diagnose(told(text)[0]).findings == ()
+
+
+@pytest.mark.parametrize("text", [VLLM, sglang(400, 10.0, 1000, 10, 9000)], ids=["vllm", "sglang"])
+def test_a_line_that_is_missing_or_cut_is_not_fatal(text):
+    text += histogram("vllm:time_to_first_token_seconds", 400, 80.0, "", [("1.0", 9), ("+Inf", 9)])
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        for cut in ("", line[: len(line) // 2]):
+            known, _ = told("\n".join((*lines[:number], cut, *lines[number + 1 :])))
+            diagnose(known)

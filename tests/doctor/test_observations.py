@@ -100,6 +100,12 @@ def test_what_holds_for_all_is_asked_of_an_arm():
     assert [arm.number("concurrency") for arm in known.arms] == [4, 8]
 
 
+def test_what_an_arm_says_itself_comes_before_what_holds_for_all():
+    known = Known(facts('ttft_p50 = 1\n[[arms]]\nname = "a"\ncache = "on"\nttft_mean = 9\n'))
+    assert known.arms[0].number("ttft") == 9
+    assert known.top.number("ttft") == 1
+
+
 def test_a_rule_that_asks_for_an_unknown_key_is_a_bug():
     with pytest.raises(KeyError):
         Known(()).top.number("ttft_p51")

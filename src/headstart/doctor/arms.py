@@ -156,6 +156,15 @@ def hit_share(arm: Group) -> float | None:
     return min(1.0, told[0] / told[1]) if told and told[1] else None
 
 
+def loaded_tokens(arm: Group) -> float | None:
+    """Tokens of a prompt that were brought to the device: those hit that it did not hold itself."""
+    told, hit = arm.number("load_tokens"), hit_tokens(arm)
+    if told is not None or hit is None:
+        return told
+    local, rate = arm.number("local_hit_rate"), hit_share(arm)
+    return hit if local is None or not rate else hit * max(0.0, 1.0 - local / rate)
+
+
 def prefill_rate(known: Known) -> float | None:
     """Tokens a second of one prompt that is computed alone.
 
@@ -183,8 +192,7 @@ def prefill_rate(known: Known) -> float | None:
 
 def recompute_s(known: Known, arm: Group) -> float | None:
     """What computing the tokens takes that an arm loads (or hits, where that is not told)."""
-    rate, tokens = prefill_rate(known), arm.number("load_tokens")
-    tokens = hit_tokens(arm) if tokens is None else tokens
+    rate, tokens = prefill_rate(known), loaded_tokens(arm)
     return tokens / rate if rate and tokens else None
 
 
@@ -200,9 +208,14 @@ def load_nbytes(arm: Group) -> float | None:
     if nbytes is not None:
         return nbytes
     each = arm.number("kv_bytes_per_token")
-    tokens = arm.number("load_tokens")
-    tokens = hit_tokens(arm) if tokens is None else tokens
+    tokens = loaded_tokens(arm)
     return tokens * each if tokens and each else None
+
+
+def working_set(arm: Group) -> float | None:
+    """Tokens that must be held for what comes again to hit."""
+    sessions = arm.numbers("sessions", "session_tokens")
+    return sessions[0] * sessions[1] if sessions else arm.number("reuse_distance")
 
 
 def subject(known: Known) -> Group | None:

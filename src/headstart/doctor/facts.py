@@ -73,17 +73,16 @@ class Group:
         self._keys = frozenset(key for model in models for key in model.model_fields)
 
     def fact(self, key: str) -> Fact | None:
-        """What was told of a key, or of whichever of several (`ttft`). KeyError if unknown."""
-        for each in _EITHER.get(key, (key,)):
-            if each not in self._keys:
-                raise KeyError(f"{each!r} is no key of {self.scope}")
-            if each in self._facts:
-                return self._facts[each]
-            if self._top is not None and each in self._top._keys:
-                inherited = self._top.fact(each)
-                if inherited is not None:
-                    return inherited
-        return None
+        """What was told of a key, or of whichever of several (`ttft`). KeyError if unknown.
+
+        What an arm says itself comes first, whichever of the several it is.
+        """
+        names = _EITHER.get(key, (key,))
+        for name in names:
+            if name not in self._keys:
+                raise KeyError(f"{name!r} is no key of {self.scope}")
+        own = next((self._facts[name] for name in names if name in self._facts), None)
+        return self._top.fact(key) if own is None and self._top is not None else own
 
     def number(self, key: str) -> float | None:
         """The value of a number that was told."""

@@ -67,7 +67,7 @@ def _stages(known: Known, arm: Group) -> Iterator[Stage]:
 
 def load_s(known: Known, arm: Group) -> Stage | None:
     """What loading takes in an arm, measured or computed."""
-    measured = arm.number("load")
+    measured = _sum(arm, ("load",))
     measured = _sum(arm, _LOAD) if measured is None else measured
     if measured is not None:
         return Stage(name="load", seconds=measured, is_measured=True)
@@ -79,5 +79,13 @@ def load_s(known: Known, arm: Group) -> Stage | None:
 
 
 def _sum(arm: Group, keys: tuple[str, ...]) -> float | None:
-    told = [value for key in keys if (value := arm.number(key)) is not None]
+    told = [value for key in keys if (value := _number(arm, key)) is not None]
     return sum(told) if told else None
+
+
+def _number(arm: Group, key: str) -> float | None:
+    """What was told; a run in which nothing can be hit loads only if it says so itself."""
+    is_inherited = key not in arm.own
+    if is_inherited and key in ("load", *_LOAD) and arm.text("cache") in _NO_HIT:
+        return None
+    return arm.number(key)

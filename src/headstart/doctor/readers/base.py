@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import BinaryIO, Protocol
 
 from headstart.doctor.facts import Fact
+from headstart.doctor.readers.placing import placed
 from headstart.errors import ConfigError
 
 MAX_NBYTES = 256 << 20
@@ -112,6 +113,8 @@ class Reader(Protocol):
 
     name: str
     """For messages."""
+    is_live: bool
+    """Whether it reads what a server wrote while it ran: of one run, whatever the arms."""
 
     def knows(self, document: Document) -> bool:
         """Whether this is its kind of file; cheap, never fails."""
@@ -138,11 +141,11 @@ def read_all(documents: Sequence[Document], readers: Sequence[Reader]) -> Report
             known[reader.name].append(document)
         elif not document.broken:
             skipped.append(f"{document.path}: of no kind that is known ({', '.join(known)})")
-    for reader in readers:
-        if known[reader.name]:
-            report = _read(reader, known[reader.name])
-            facts += report.facts
-            skipped += report.skipped
+    reports = [(each, _read(each, known[each.name])) for each in readers if known[each.name]]
+    told = [fact for reader, report in reports if not reader.is_live for fact in report.facts]
+    for reader, report in reports:
+        facts += placed(report.facts, told) if reader.is_live else report.facts
+        skipped += report.skipped
     skipped += [f"{each.path}: {each.broken}" for each in documents if each.broken]
     return Report(facts=tuple(facts), skipped=tuple(skipped))
 

@@ -40,6 +40,7 @@ class BenchReader:
     """See the module."""
 
     name = "results of load generators"
+    is_live = False
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""

@@ -23,6 +23,7 @@ class DecisionsReader:
     """See the module."""
 
     name = "Headstart's decision log"
+    is_live = True
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""

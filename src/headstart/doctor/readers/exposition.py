@@ -3,6 +3,10 @@
 Names are brought to one form: `vllm:prefix_cache_hits`, whether it was exposed as that, with
 `_total`, or with another character instead of the colon (`vllm_`, `ray_vllm_`). A counter that
 fell was reset, and counts from zero again.
+
+One exposition may be of several engines, ranks and models (data parallel ranks, a router's page,
+Prometheus' own federation). Counters are of all engines of the model that is asked most. Ranks that
+repeat each other are one.
 """
 
 from __future__ import annotations
@@ -24,6 +28,16 @@ _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})?\s+(\S+)", re.MUL
 _OURS = re.compile(rf"(?:ray_)?(?:{_FAMILY})[:_]")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
+_ENGINES = ("instance", "pod", "worker_addr", "ReplicaId", "WorkerId", "engine", "dp_rank")
+"""Labels that tell engines of one exposition apart."""
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+_MODEL = "model_name"
+_ASKED = (
+    "time_to_first_token_seconds_count", "prompt_tokens", "num_requests_running",
+    "num_running_reqs",
+)  # fmt: skip
+"""What tells of an engine how much it is asked, the surest first."""
+
 Labels = Mapping[str, str]
 
 
@@ -32,6 +46,8 @@ class _Series:
     labels: Labels
     values: list[float] = field(default_factory=list)
     """One a snapshot that has it."""
+    seen: int = 0
+    """Number of the last snapshot that has it."""
     source: Source | None = None
 
     @property
@@ -55,10 +71,16 @@ class Metrics:
         """Of its snapshots, in the order of time; broken lines are added to `skipped`."""
         self._series: dict[str, dict[str, _Series]] = {}
         self._families: set[str] = set()
-        for document in _in_order(documents):
-            self._read(document, skipped)
+        self._speaking: dict[str, list[_Series]] = {}
+        self.model = ""
+        """The one that is asked most, where models are named."""
+        self.left_out: frozenset[str] = frozenset()
+        """The others: nothing of them is told."""
+        for number, document in enumerate(_in_order(documents)):
+            self._read(document, number, skipped)
+        self._choose_model()
 
-    def _read(self, document: Document, skipped: list[str]) -> None:
+    def _read(self, document: Document, number: int, skipped: list[str]) -> None:
         seen: set[tuple[str, str]] = set()
         earlier = frozenset(self._families)
         for line, text in enumerate(document.text.splitlines(), start=1):
@@ -82,6 +104,7 @@ class Metrics:
             if not series.values and match[1] in earlier:
                 series.values.append(0.0)
             series.values.append(value)
+            series.seen = number
             self._families.add(match[1])
             series.source = Source(path=document.path, line=line)
 
@@ -108,21 +131,50 @@ class Metrics:
 
     def now(self, name: str, **labels: str) -> float | None:
         """The last value of a gauge, over all series with these labels."""
-        return _sum(each.values[-1] for each in self._matching(name, labels))
+        last = max((each.seen for each in self._matching(name, {})), default=0)
+        found = self._matching(name, labels)
+        # Engines that have gone by the last snapshot say no more.
+        return _sum(each.values[-1] for each in found if each.seen == last)
 
-    def largest(self, name: str) -> float | None:
+    def largest(self, name: str, **labels: str) -> float | None:
         """The largest value of a gauge in any series and snapshot."""
-        values = [max(each.values) for each in self._matching(name, {})]
+        values = [max(each.values) for each in self._matching(name, labels)]
         return max(values, default=None)
 
-    def labels(self, name: str) -> Labels:
+    def labels(self, name: str, **labels: str) -> Labels:
         """Those of its last series, for metrics that tell by labels."""
-        return next(reversed(self._series.get(name, {}).values()), _Series({})).labels
+        return next(reversed(list(self._matching(name, labels))), _Series({})).labels
 
     def values_of(self, name: str, label: str) -> tuple[str, ...]:
         """All values of a label."""
-        found = (each.labels.get(label) for each in self._series.get(name, {}).values())
+        found = (each.labels.get(label) for each in self._matching(name, {}))
         return tuple(dict.fromkeys(value for value in found if value is not None))
+
+    def engines(self, name: str) -> list[dict[str, str]]:
+        """Each engine that has a metric: the labels that tell it from the others."""
+        found: list[dict[str, str]] = []
+        for each in self._matching(name, {}):
+            told = {label: each.labels[label] for label in _ENGINES if label in each.labels}
+            if told not in found:
+                found.append(told)
+        return found
+
+    def fullest(self, *names: str) -> dict[str, str]:
+        """The engine with most of a gauge, then of the next one; nothing if there is only one."""
+        engines = next(filter(None, map(self.engines, names)), [])
+        if len(engines) < 2:
+            return {}
+        return max(engines, key=lambda who: [self.now(name, **who) or 0.0 for name in names])
+
+    def mean_of_all_ranks(self, name: str) -> float | None:
+        """Of a histogram of something that adds up over the ranks of an engine, such as a rate."""
+        sums, counts = (self._series.get(f"{name}_{end}", {}) for end in ("sum", "count"))
+        means = [
+            sums[key].growth / counts[key].growth
+            for key in sums.keys() & counts.keys()
+            if counts[key].growth and sums[key].labels.get(_MODEL) not in self.left_out
+        ]
+        return sum(means) / max(1, len(self.engines(f"{name}_sum"))) if means else None
 
     def mean(self, name: str, **labels: str) -> float | None:
         """Of a histogram or summary."""
@@ -149,14 +201,45 @@ class Metrics:
         return None
 
     def _matching(self, name: str, labels: Labels) -> Iterator[_Series]:
-        for each in self._series.get(name, {}).values():
-            # SGLang's ranks all say the same of tokens and requests: the first one speaks.
-            is_repeated = any(each.labels.get(rank, "0") != "0" for rank in ("tp_rank", "pp_rank"))
-            is_shared = name.startswith("sglang:") and "bytes" not in name
-            if is_repeated and is_shared:
-                continue
+        if name not in self._speaking:
+            self._speaking[name] = list(self._those_who_speak(name))
+        for each in self._speaking[name]:
             if all(each.labels.get(key) == value for key, value in labels.items()):
                 yield each
+
+    def _those_who_speak(self, name: str) -> Iterator[_Series]:
+        """Of the model that counts, and of ranks that say the same the first.
+
+        SGLang's ranks do, of tokens and requests; its bytes are of each rank.
+        """
+        found = [
+            each
+            for each in self._series.get(name, {}).values()
+            if each.labels.get(_MODEL) not in self.left_out
+        ]
+        if not name.startswith("sglang:") or "bytes" in name:
+            yield from found
+            return
+        first: dict[frozenset[tuple[str, str]], _Series] = {}
+        for each in sorted(found, key=_rank):
+            rest = {pair for pair in each.labels.items() if pair[0] not in _RANKS}
+            first.setdefault(frozenset(rest), each)
+        speaking = {id(each) for each in first.values()}
+        yield from (each for each in found if id(each) in speaking)
+
+    def _choose_model(self) -> None:
+        for asked in _ASKED:
+            names = [f"{family}:{asked}" for family in ("vllm", "sglang")]
+            models = dict.fromkeys(each for name in names for each in self.values_of(name, _MODEL))
+            weights = {
+                model: sum(self.growth(name, **{_MODEL: model}) or 0.0 for name in names)
+                for model in models
+            }
+            if any(weights.values()):
+                self.model = max(weights, key=lambda model: weights[model])
+                self.left_out = frozenset(weights) - {self.model}
+                break
+        self._speaking.clear()
 
 
 def _sum(values: Iterator[float]) -> float | None:
@@ -170,6 +253,12 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if value == value else None
+
+
+def _rank(series: _Series) -> list[tuple[int, str]]:
+    """For an order by rank; ranks are small numbers."""
+    ranks = [series.labels.get(rank, "0") for rank in _RANKS]
+    return [(len(rank), rank) for rank in ranks]
 
 
 def _in_order(documents: Sequence[Document]) -> list[Document]:

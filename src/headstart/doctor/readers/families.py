@@ -51,10 +51,15 @@ class _Teller:
         name = self.first(*names)
         yield from self.one(key, self.metrics.growth(name), name)
 
-    def now(self, key: str, *names: str) -> Iterator[Fact]:
+    def now(self, key: str, name: str, **labels: str) -> Iterator[Fact]:
         """The last value of a gauge."""
-        name = self.first(*names)
-        yield from self.one(key, self.metrics.now(name), name)
+        yield from self.one(key, self.metrics.now(name, **labels), name)
+
+    def largest(self, key: str, *names: str, **labels: str) -> Iterator[Fact]:
+        """The largest value of a gauge of an engine; of any, where it is told of none alone."""
+        name, metrics = self.first(*names), self.metrics
+        value = metrics.largest(name, **labels)
+        yield from self.one(key, metrics.largest(name) if value is None else value, name)
 
     def share(self, key: str, part: str, whole: str) -> Iterator[Fact]:
         """A counter by another one."""
@@ -71,7 +76,7 @@ class _Teller:
         yield from self.one("num_requests", count, f"{name}_count")
         for key, share in _QUANTILES.items():
             if count >= _LEAST[key]:
-                yield from self.one(key, self.metrics.quantile(name, share), f"{name}_sum")
+                yield from self.one(key, self.metrics.quantile(name, share), f"{name}_count")
 
     def tier(
         self, owner: str, kind: str = "", **figures: tuple[float | None, str]
@@ -97,18 +102,22 @@ def facts(metrics: Metrics) -> Iterator[Fact]:
     yield from _headstart(teller)
 
 
-def load_of(metrics: Metrics, engine: str | None = None) -> dict[str, tuple[float, Source]]:
-    """Requests running and waiting, hit rate and preemptions: of one of vLLM's engines, or all."""
-    labels = {} if engine is None else {"engine": engine}
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+
+
+def load_of(metrics: Metrics, **labels: str) -> dict[str, tuple[float, Source]]:
+    """Requests running and waiting, hit rate and preemptions: of one engine, or all."""
     found: dict[str, tuple[float, Source]] = {}
     for key, names in (
-        ("running", ("vllm:num_requests_running", "sglang:num_running_reqs")),
-        ("waiting", ("vllm:num_requests_waiting", "sglang:num_queue_reqs")),
+        ("running", RUNNING),
+        ("waiting", _WAITING),
     ):
         for name in names:
             value = metrics.now(name, **labels)
             if value is not None:
-                found[key] = (value, metrics.source(name))
+                deferred = _deferred(metrics, **labels) if key == "waiting" else 0.0
+                found[key] = (max(0.0, value - deferred), metrics.source(name))
     name = "vllm:num_preemptions"
     preempted = metrics.growth(name, **labels)
     if preempted is not None:
@@ -119,6 +128,12 @@ def load_of(metrics: Metrics, engine: str | None = None) -> dict[str, tuple[floa
     if hit is not None and asked:
         found["hit_rate"] = (min(1.0, hit / asked), metrics.source(name))
     return found
+
+
+def _deferred(metrics: Metrics, **labels: str) -> float:
+    """vLLM's requests that wait for a load and not for room; they are among those waiting."""
+    name = "vllm:num_requests_waiting_by_reason"
+    return metrics.now(name, reason="deferred", **labels) or 0.0
 
 
 def _vllm(tell: _Teller) -> Iterator[Fact]:
@@ -135,18 +150,25 @@ def _vllm(tell: _Teller) -> Iterator[Fact]:
     yield from tell.mean("prompt_tokens", v + "request_prompt_tokens")
     yield from tell.mean("output_tokens", v + "request_generation_tokens")
     yield from tell.growth("num_preemptions", v + "num_preemptions")
-    yield from tell.now("running", v + "num_requests_running")
-    yield from tell.now("waiting", v + "num_requests_waiting")
-    usage = tell.first(v + "kv_cache_usage_perc", v + "gpu_cache_usage_perc")
-    yield from tell.one("kv_usage", metrics.largest(usage), usage)
+    # Queue and room are of one engine: what waits for one is not helped by another's room.
+    fullest = metrics.fullest(v + "num_requests_waiting", v + "num_requests_running")
+    yield from tell.now("running", v + "num_requests_running", **fullest)
+    waiting = metrics.now(v + "num_requests_waiting", **fullest)
+    if waiting is not None:
+        waiting = max(0.0, waiting - _deferred(metrics, **fullest))
+    yield from tell.one("waiting", waiting, v + "num_requests_waiting")
+    yield from tell.largest(
+        "kv_usage", v + "kv_cache_usage_perc", v + "gpu_cache_usage_perc", **fullest
+    )
     yield from _vllm_hits(tell)
-    labels = metrics.labels(v + "cache_config_info")
+    config = v + "cache_config_info"
+    labels = metrics.labels(config, **fullest) or metrics.labels(config)
     size, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
     if size.isdigit():
-        yield from tell.one("block_size", float(size), v + "cache_config_info")
+        yield from tell.one("block_size", float(size), config)
         if blocks.isdigit():
             pool = float(size) * float(blocks)
-            yield from tell.one("pool_tokens", pool, v + "cache_config_info")
+            yield from tell.one("pool_tokens", pool, config)
     yield from _vllm_offload(tell)
 
 
@@ -160,9 +182,9 @@ def _vllm_hits(tell: _Teller) -> Iterator[Fact]:
     yield from tell.share("external_hit_rate", outside, beyond)
     queries, hits = metrics.growth(asked), metrics.growth(hit)
     if queries and hits is not None:
-        yield from tell.one("num_queries", queries, asked)
-        yield from tell.one("num_hits", hits, hit)
         total = hits + (metrics.growth(outside) or 0.0)
+        yield from tell.one("num_queries", queries, asked)
+        yield from tell.one("num_hits", total, hit)
         yield from tell.one("hit_rate", min(1.0, total / queries), hit)
 
 
@@ -208,13 +230,16 @@ def _sglang(tell: _Teller) -> Iterator[Fact]:
     )
     yield from tell.mean("prompt_tokens", s + "prompt_tokens_histogram")
     yield from tell.growth("num_preemptions", s + "num_retracted_requests")
-    yield from tell.now("running", s + "num_running_reqs")
-    yield from tell.now("waiting", s + "num_queue_reqs")
-    usage = tell.first(s + "full_token_usage", s + "token_usage")
-    yield from tell.one("kv_usage", metrics.largest(usage), usage)
-    yield from tell.now("pool_tokens", s + "max_total_num_tokens")
-    yield from tell.now("block_size", s + "page_size")
-    yield from tell.now("host_pool_tokens", s + "hicache_host_total_tokens")
+    fullest = metrics.fullest(s + "num_queue_reqs", s + "num_running_reqs")
+    yield from tell.now("running", s + "num_running_reqs", **fullest)
+    yield from tell.now("waiting", s + "num_queue_reqs", **fullest)
+    for key, names in (
+        ("kv_usage", ("full_token_usage", "token_usage")),
+        ("pool_tokens", ("max_total_num_tokens",)),
+        ("block_size", ("page_size",)),
+        ("host_pool_tokens", ("hicache_host_total_tokens",)),
+    ):
+        yield from tell.largest(key, *(s + name for name in names), **fullest)
     yield from tell.mean("load", s + "load_back_duration_seconds")
     yield from _sglang_hits(tell)
     yield from tell.tier(
@@ -223,7 +248,7 @@ def _sglang(tell: _Teller) -> Iterator[Fact]:
         read=(metrics.growth(s + "load_back_bytes"), s + "load_back_bytes"),
         written=(metrics.growth(s + "hicache_backup_bytes"), s + "hicache_backup_bytes"),
     )
-    bandwidth = metrics.mean(s + "prefetch_bandwidth")
+    bandwidth = metrics.mean_of_all_ranks(s + "prefetch_bandwidth")
     yield from tell.tier(
         "hicache storage",
         bandwidth=(bandwidth * 1e9 if bandwidth else None, s + "prefetch_bandwidth_sum"),
@@ -259,7 +284,7 @@ def _lmcache(tell: _Teller) -> Iterator[Fact]:
     metrics, c = tell.metrics, "lmcache:"
     asked = tell.first(c + "num_lookup_tokens", "lmcache_mp:lookup_requested_tokens")
     hit = tell.first(c + "num_lookup_hits", "lmcache_mp:lookup_hit_tokens")
-    if asked in metrics:
+    if metrics.growth(asked):
         yield from tell.one("connector", "lmcache", asked)
     requests, found = metrics.growth(c + "num_lookup_requests"), metrics.growth(hit)
     if requests and found is not None:

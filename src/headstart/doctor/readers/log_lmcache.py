@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from headstart.doctor.facts import Fact, Value
-from headstart.doctor.readers.loglines import Record, Spread, Sum, fact, tier
+from headstart.doctor.readers.loglines import Place, Record, Spread, Sum, fact, source_of, tier
 
 _REQUEST = b"Reqid: "
 _RETRIEVED = b"Retrieved "
@@ -49,7 +49,7 @@ class LmcacheLog:
         self._seconds, self._nbytes = Spread(), Sum()
         self._by_rank: dict[bytes, list[float]] = {}
         self._written, self._no_room, self._timeouts = Sum(), Sum(), Sum()
-        self._worst: tuple[float, Record, float, float, float] | None = None
+        self._worst: tuple[float, Place, float, float, float] | None = None
 
     def take(self, record: Record) -> bool:
         """See `Parser`. The words of the marks are common: what does not fit is of others."""
@@ -64,9 +64,9 @@ class LmcacheLog:
         return True
 
     def _request(self, record: Record) -> bool:
-        match = _HITS.match(record.text)
+        match = record.match(_HITS)
         if match is None:
-            return b"hit tokens: None" in record.text  # asked again later
+            return record.has(b"hit tokens: None")  # asked again later
         name, total, hit, need = match[1], float(match[2]), float(match[4]), float(match[5])
         if name in self._recent:
             return True  # a request that waits is looked up again and again, by each rank
@@ -82,7 +82,7 @@ class LmcacheLog:
         return True
 
     def _moved(self, record: Record) -> None:
-        match = _MOVED.match(record.text)
+        match = record.match(_MOVED)
         if match is None:
             return
         tokens, required = float(match[1]), float(match[2])
@@ -93,7 +93,7 @@ class LmcacheLog:
             rate = nbytes / seconds
             off = max(rate / printed, printed / rate)
             if self._worst is None or off > self._worst[0]:
-                self._worst = (off, record, nbytes, seconds, printed)
+                self._worst = (off, record.at, nbytes, seconds, printed)
         if record.mark == _STORED:
             self._written.add(nbytes, record)
             return
@@ -101,7 +101,7 @@ class LmcacheLog:
         self._delivered.add(tokens, record)
         self._seconds.add(seconds, record)
         self._nbytes.add(nbytes, record)
-        rank = _RANK.search(record.before)
+        rank = _RANK.search(record.block, record.start, record.place)
         sums = self._by_rank.setdefault(rank[1] if rank else b"", [0.0, 0.0, 0.0])
         for index, value in enumerate((nbytes, seconds, tokens)):
             sums[index] += value
@@ -118,8 +118,9 @@ class LmcacheLog:
             yield from tier("mooncake", self._timeouts.source, told)
         yield from self._tier()
         if self._worst is not None:
-            _, record, nbytes, seconds, printed = self._worst
-            source, owner = record.source, str(record.source)
+            _, place, nbytes, seconds, printed = self._worst
+            source = source_of(place)
+            owner = str(source)
             figures: dict[str, Value] = {
                 "name": "lmcache", "size": nbytes, "time": seconds, "printed": printed
             }  # fmt: skip

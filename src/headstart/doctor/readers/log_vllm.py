@@ -10,7 +10,19 @@ import re
 from collections.abc import Iterator
 
 from headstart.doctor.facts import Fact, Source, Value
-from headstart.doctor.readers.loglines import Flow, Record, Spread, Sum, fact, tier, trend, workers
+from headstart.doctor.readers.loglines import (
+    NUMBER,
+    Flow,
+    Place,
+    Record,
+    Spread,
+    Sum,
+    fact,
+    source_of,
+    tier,
+    trend,
+    workers,
+)
 
 _STATS = b"Avg prompt throughput: "
 _V0_HITS = b"Prefix cache hit rate: GPU: "
@@ -27,6 +39,17 @@ _OK = (b'" 200', b'\\" 200')
 _TAG_NBYTES = 16
 """Of what stands right before a record: the engine is there."""
 _ENGINE = re.compile(rb"Engine (\d+): *$")
+_COMMON = re.compile(
+    rb"[\d.]+ tokens/s, Avg generation throughput: %(n)b tokens/s, Running: %(n)b reqs, "
+    rb"Waiting: %(n)b reqs(, [^%%\n]*)?, \w+ KV cache usage: %(n)b%%, "
+    rb"Prefix cache hit rate: %(n)b%%(?:, External prefix cache hit rate: %(n)b%%)?"
+    % {b"n": NUMBER}
+)
+"""How V1 nearly always writes it; what does not fit is read field by field."""
+_MOST_TAILS = 1000
+_PREEMPTIONS = b"Preemptions: "
+_DEFERRED = b"Deferred: "
+"""Of those waiting the ones that wait for a load, not for room."""
 _SIZE = re.compile(rb"(\d[\d,]{,20}) tokens(?:.*?Maximum concurrency for (\d[\d,]{,20}) tokens)?")
 _VERSION = re.compile(rb"v?(\d+\.\d+(?:\.\d+)?)")
 _FAILING = re.compile(rb"Failing (\d+) request\(s\) due to $")
@@ -45,8 +68,9 @@ class VllmLog:
 
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
-        self._last: dict[str, dict[str, tuple[float, Record]]] = {"local": {}, "external": {}}
-        self._rates = Spread()
+        self._names: dict[bytes, str] = {}
+        self._last: dict[str, dict[str, tuple[float, Place]]] = {"local": {}, "external": {}}
+        self._rates: dict[str, Spread] = {}
         self._throughput, self._requests = Sum(), Sum()
         self._preemptions, self._warned = Sum(), Sum()
         self._num_warned = 0.0
@@ -59,7 +83,10 @@ class VllmLog:
         if record.mark == _STATS:
             return self._stats(record)
         if record.mark == _HTTP:
-            if record.text.startswith(_OK) and record.before.endswith(_ANSWERS):
+            block = record.block
+            if block.startswith(_OK, record.last, record.end) and block.endswith(
+                _ANSWERS, record.start, record.place
+            ):
                 self._requests.add(1, record)
             return True
         if record.mark in (_V0_HITS, _PREEMPTED):
@@ -67,13 +94,31 @@ class VllmLog:
         if record.mark == _TRANSFERS:
             return self._transfer(record)
         if record.mark == _FAILED:
-            failed = _FAILING.search(record.before) or _RESCHEDULED.match(record.text)
+            failed = _FAILING.search(record.before) or record.match(_RESCHEDULED)
             if failed:
                 self._failed.add(float(failed[1]), record)
             return True
         return self._setting(record)
 
     def _stats(self, record: Record) -> bool:
+        common = record.match(_COMMON)
+        if common is None or record.has(b"External prefix", after=common.end()):
+            return self._fields(record)
+        generated, running, waiting, more, usage, local, external = common.groups()
+        deferred = (record.number(_DEFERRED) or 0.0) if more else 0.0
+        preempted = record.number(_PREEMPTIONS) if more else None
+        self._line(
+            record,
+            running=float(running),
+            waiting=max(0.0, float(waiting) - deferred),
+            throughput=float(generated),
+            usage=float(usage),
+            preempted=preempted,
+            hits=(float(local), None if external is None else float(external)),
+        )
+        return True
+
+    def _fields(self, record: Record) -> bool:
         running, waiting = record.number(b"Running: "), record.number(b"Waiting: ")
         if waiting is None:  # V0, whose requests may wait in the CPU's memory, too
             waiting = record.number(b"Pending: ")
@@ -81,29 +126,67 @@ class VllmLog:
         throughput = record.number(b"Avg generation throughput: ")
         if running is None or waiting is None or throughput is None:
             return False
-        usage = record.number(b" KV cache usage: ")  # V0: of the device first, then of the CPU
-        usage = None if usage is None else usage / 100
-        engine = _ENGINE.search(record.before[-_TAG_NBYTES:])
-        name = f"engine {int(engine[1])}" if engine else ""
-        self._flows.setdefault(name, Flow()).add(running, waiting, usage, record)
+        self._line(
+            record,
+            running=running,
+            waiting=max(0.0, waiting - (record.number(_DEFERRED) or 0.0)),
+            throughput=throughput,
+            # V0: of the device first, then of the CPU
+            usage=record.number(b" KV cache usage: "),
+            preempted=record.number(_PREEMPTIONS),
+            hits=(
+                record.number(b", Prefix cache hit rate: "),
+                record.number(b"External prefix cache hit rate: "),
+            ),
+        )
+        return True
+
+    def _engine(self, record: Record) -> str:
+        tail = record.tail(_TAG_NBYTES)
+        name = self._names.get(tail)
+        if name is None:
+            engine = _ENGINE.search(tail)
+            name = f"engine {int(engine[1])}" if engine else ""
+            if len(self._names) < _MOST_TAILS:
+                self._names[tail] = name
+        return name
+
+    def _line(
+        self,
+        record: Record,
+        *,
+        running: float,
+        waiting: float,
+        throughput: float,
+        usage: float | None,
+        preempted: float | None,
+        hits: tuple[float | None, float | None],
+    ) -> None:
+        """One line of statistics; shares in percent, hits of the device and of others."""
+        name = self._engine(record)
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = Flow()
+        flow.add(running, waiting, None if usage is None else usage / 100, record)
         if running:
             self._throughput.add(throughput, record)
-        preempted = record.number(b"Preemptions: ")
         if preempted is not None:
             self._preemptions.add(preempted, record)
-        local = record.number(b", Prefix cache hit rate: ")
+        local, external = hits
         if local is None:
-            return True
-        external = record.number(b"External prefix cache hit rate: ")
+            return
         self._now("local", name, local / 100, record)
         if external is not None:
             self._now("external", name, external / 100, record)
         if running:
-            self._rates.add(1 - (1 - local / 100) * (1 - (external or 0.0) / 100), record)
-        return True
+            rate = 1 - (1 - local / 100) * (1 - (external or 0.0) / 100)
+            rates = self._rates.get(name)
+            if rates is None:
+                rates = self._rates[name] = Spread()
+            rates.add(rate, record)
 
     def _now(self, key: str, name: str, value: float, record: Record) -> None:
-        self._last[key][name] = (min(1.0, value), record)
+        self._last[key][name] = (value if value < 1.0 else 1.0, (record.path, record.line))
 
     def _counted(self, record: Record) -> bool:
         value = record.number(b"")
@@ -141,26 +224,26 @@ class VllmLog:
         if record.mark in _UNPINNED:
             told["pinned"] = False
         elif record.mark == _CACHE:
-            size = _SIZE.match(record.text)
+            size = record.match(_SIZE)
             if size:
                 told["pool_tokens"] = float(size[1].replace(b",", b""))
                 if size[2]:
                     told["max_model_len"] = float(size[2].replace(b",", b""))
         else:
-            version = _VERSION.match(record.text)
+            version = record.match(_VERSION)
             if version:
                 told["engine_version"] = version[1].decode()
         for key, value in told.items():
-            self._single[key] = fact(key, value, record.source)
+            self._single[key] = fact(key, value, source_of(record.at))
         return bool(told)
 
     def facts(self) -> Iterator[Fact]:
         """See `Parser`."""
         if self._flows:
-            busiest = max(self._flows.values(), key=lambda flow: flow.typical_waiting)
+            name, busiest = max(self._flows.items(), key=lambda each: each[1].typical_waiting)
             yield fact("engine", "vllm", busiest.source)
             yield from busiest.facts()
-            yield from trend(self._rates, busiest)
+            yield from trend(self._rates.get(name, Spread()), busiest)
         yield from self._single.values()
         yield from self._hits()
         if self._throughput.count:
@@ -178,11 +261,19 @@ class VllmLog:
         yield from self._tiers()
 
     def _hits(self) -> Iterator[Fact]:
+        """Of all engines, each by the requests that it runs: an idle one prints its zero, too."""
         missed, source = 1.0, Source(path="")
         for key, rates in self._last.items():
             if rates:
-                rate = sum(value for value, _ in rates.values()) / len(rates)
-                source = next(iter(rates.values()))[1].source
+                weights = {
+                    name: self._flows[name].means[0] if name in self._flows else 0.0
+                    for name in rates
+                }
+                if not any(weights.values()):
+                    weights = dict.fromkeys(rates, 1.0)
+                total = sum(weights.values())
+                rate = sum(weights[name] / total * value for name, (value, _) in rates.items())
+                source = source_of(next(iter(rates.values()))[1])
                 yield fact(f"{key}_hit_rate", rate, source)
                 missed *= 1.0 - rate
         if self._last["local"]:

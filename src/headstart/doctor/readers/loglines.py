@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from headstart.doctor.facts import Fact, Source, Value
@@ -20,34 +19,64 @@ _LONGEST = 4 << 20
 """Of a line without an end; what is longer is no log."""
 _START_NBYTES = 16 << 20
 _COLOUR = re.compile(rb"(?:\x1b|\\u001b|\\x1b)\[[0-9;]*[A-Za-z]")
-_NUMBER = re.compile(rb"\d{1,15}(?:\.\d{1,15})?")
+_COLOURED = (b"\x1b", b"1b[")
+"""What stands in every colour, and next to nowhere else: a byte is sought much faster."""
+NUMBER = rb"(\d{1,15}(?:\.\d{1,15})?)"
 """Of a length that no nonsense becomes infinite."""
+_NUMBER = re.compile(NUMBER)
 _MOST = 1 << 20
 """Values that are kept for a median, or moments for a choice; those beyond are only summed."""
 
+Place = tuple[str, int]
+"""A file, and a line of it."""
 
-@dataclass(slots=True)
+
 class Record:
-    """From a mark to the end of its line, or to the next mark on it."""
+    """From a mark to the end of its line, or to the next mark on it.
 
-    mark: bytes
-    before: bytes
-    """What stands on the line before it, from the last mark on."""
-    text: bytes
-    """What stands after the mark."""
-    path: str
-    line: int
+    It moves along its log, and nothing is copied for it: keep figures of it, never itself.
+    """
+
+    __slots__ = ("block", "end", "last", "line", "mark", "path", "place", "start")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.block = self.mark = b""
+        self.line = self.start = self.place = self.last = self.end = 0
+        """Within the block: start <= place of the mark < last <= end."""
 
     @property
-    def source(self) -> Source:
+    def text(self) -> bytes:
+        """What stands after the mark."""
+        return self.block[self.last : self.end]
+
+    @property
+    def before(self) -> bytes:
+        """What stands on the line before it, from the last mark on."""
+        return self.block[self.start : self.place]
+
+    @property
+    def at(self) -> Place:
         """Where it stands."""
-        return Source(path=self.path, line=self.line)
+        return self.path, self.line
+
+    def tail(self, nbytes: int) -> bytes:
+        """The last bytes before it."""
+        return self.block[max(self.start, self.place - nbytes) : self.place]
 
     def number(self, name: bytes) -> float | None:
         """What stands after the first `name`, such as `b"Running: "`; None if no number does."""
-        place = self.text.find(name)
-        match = _NUMBER.match(self.text, place + len(name)) if place >= 0 else None
+        place = self.block.find(name, self.last, self.end)
+        match = _NUMBER.match(self.block, place + len(name), self.end) if place >= 0 else None
         return float(match[0]) if match else None
+
+    def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """A pattern that the text starts with."""
+        return pattern.match(self.block, self.last, self.end)
+
+    def has(self, name: bytes, after: int = 0) -> bool:
+        """Whether it is in the text, or in what follows a place of the block."""
+        return self.block.find(name, after or self.last, self.end) >= 0
 
 
 class Parser(Protocol):
@@ -76,8 +105,9 @@ def scan(document: Document, marks: Sequence[bytes], settings: Sequence[bytes]) 
     """All records of a log, in order; those of a start only where a start is: in its first MiBs."""
     line, rest, nbytes = 1, b"", 0
     sought = (*marks, *settings)
+    record = Record(document.path)
     for block in document.blocks():
-        text = rest + block
+        text = rest + block if rest else block
         nbytes += len(block)
         end = text.rfind(b"\n") + 1
         if not end and len(text) < _LONGEST:
@@ -86,56 +116,63 @@ def scan(document: Document, marks: Sequence[bytes], settings: Sequence[bytes]) 
         if nbytes > _START_NBYTES:
             sought = tuple(marks)
         whole, rest = (text[:end], text[end:]) if end else (text, b"")
-        yield from _records(_plain(whole), sought, document.path, line)
+        yield from _records(_plain(whole), sought, record, line)
         line += whole.count(b"\n")
-    yield from _records(_plain(rest), sought, document.path, line)
+    yield from _records(_plain(rest), sought, record, line)
 
 
-def _records(text: bytes, marks: Sequence[bytes], path: str, line: int) -> Iterator[Record]:
-    places: list[tuple[int, bytes]] = []
+def _records(text: bytes, marks: Sequence[bytes], record: Record, line: int) -> Iterator[Record]:
+    places: list[int] = []
+    marked: dict[int, bytes] = {}
+    find = text.find
     for mark in marks:
-        place = text.find(mark)
+        place, length = find(mark), len(mark)
         while place >= 0:
-            places.append((place, mark))
-            place = text.find(mark, place + len(mark))
+            places.append(place)
+            marked[place] = mark
+            place = find(mark, place + length)
     places.sort()
+    places.append(len(text))
     seen = last = 0
-    for index, (place, mark) in enumerate(places):
+    record.block = text
+    for index, place in enumerate(places[:-1]):
+        mark = marked[place]
         line += text.count(b"\n", seen, place)
         seen = place
-        start = max(text.rfind(b"\n", 0, place) + 1, last)
-        last = place + len(mark)
-        end = text.find(b"\n", last)
-        end = len(text) if end < 0 else end
-        if index + 1 < len(places):
-            end = max(last, min(end, places[index + 1][0]))
-        yield Record(mark, text[start:place], text[last:end], path, line)
+        start = text.rfind(b"\n", last, place) + 1
+        record.start = start if start > last else last
+        record.place = place
+        record.mark = mark
+        record.last = last = place + len(mark)
+        end = find(b"\n", last, places[index + 1])
+        record.end = max(last, places[index + 1]) if end < 0 else end
+        record.line = line
+        yield record
 
 
 def _plain(text: bytes) -> bytes:
-    is_coloured = b"\x1b[" in text or b"\\u001b[" in text or b"\\x1b[" in text
-    return _COLOUR.sub(b"", text) if is_coloured else text
+    return _COLOUR.sub(b"", text) if any(each in text for each in _COLOURED) else text
 
 
 class Sum:
     """Numbers of many records; cited by the last."""
 
-    __slots__ = ("_last", "count", "total")
+    __slots__ = ("_line", "_path", "count", "total")
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
-        self._last: Record | None = None
+        self._path, self._line = "", 0
 
     def add(self, value: float, record: Record) -> None:
         """One more."""
         self.total += value
         self.count += 1
-        self._last = record
+        self._path, self._line = record.path, record.line
 
     @property
     def source(self) -> Source:
         """Of the last."""
-        return self._last.source if self._last else Source(path="")
+        return Source(path=self._path, line=self._line or None)
 
     @property
     def mean(self) -> float:
@@ -156,7 +193,7 @@ class Spread(Sum):
         """One more."""
         self.total += value
         self.count += 1
-        self._last = record
+        self._path, self._line = record.path, record.line
         if self.count <= _MOST:
             self.values.append(value)
 
@@ -173,8 +210,8 @@ class Flow:
         self._moments = array("d")  # running, waiting, usage, line of each
         self._paths: list[tuple[int, str]] = []
         """Where in the moments another file begins."""
-        self._fullest: tuple[float, Record] | None = None
-        self._last: Record | None = None
+        self._fullest = -1.0
+        self._where_fullest = self._where_last = ("", 0)
         self._running = self._waiting = 0.0
         self._num_lines = 0
 
@@ -183,9 +220,9 @@ class Flow:
         self._num_lines += 1
         self._running += running
         self._waiting += waiting
-        self._last = record
-        if usage is not None and (self._fullest is None or usage > self._fullest[0]):
-            self._fullest = (usage, record)
+        self._where_last = (record.path, record.line)
+        if usage is not None and usage > self._fullest:
+            self._fullest, self._where_fullest = usage, self._where_last
         if (running or waiting) and len(self._moments) < 4 * _MOST:
             if not self._paths or self._paths[-1][1] != record.path:
                 self._paths.append((len(self._moments), record.path))
@@ -194,7 +231,7 @@ class Flow:
     @property
     def source(self) -> Source:
         """Of the last line."""
-        return self._last.source if self._last else Source(path="")
+        return source_of(self._where_last)
 
     @property
     def means(self) -> tuple[float, float]:
@@ -229,8 +266,9 @@ class Flow:
         """
         queued = self._queued()
         if not queued:
-            if self._fullest is not None:
-                yield fact("kv_usage", min(1.0, self._fullest[0]), self._fullest[1].source)
+            if self._fullest >= 0.0:
+                source = source_of(self._where_fullest)
+                yield fact("kv_usage", min(1.0, self._fullest), source)
             return
         place = queued[len(queued) // 2]
         running, waiting, usage, line = self._moments[place : place + 4]
@@ -261,7 +299,7 @@ def trend(rates: Spread, flow: Flow) -> Iterator[Fact]:
         yield fact(key, min(1.0, sum(part) / len(part)), rates.source)
 
 
-def workers(flows: Mapping[str, Flow], rates: Mapping[str, tuple[float, Record]]) -> Iterator[Fact]:
+def workers(flows: Mapping[str, Flow], rates: Mapping[str, tuple[float, Place]]) -> Iterator[Fact]:
     """Each engine of several, by name; `rates` are their hit rates, where those are told."""
     named = {name: flow for name, flow in flows.items() if name}
     if len(named) < 2:
@@ -274,9 +312,15 @@ def workers(flows: Mapping[str, Flow], rates: Mapping[str, tuple[float, Record]]
             "waiting": (waiting, flow.source),
         }
         if name in rates:
-            told["hit_rate"] = (rates[name][0], rates[name][1].source)
+            told["hit_rate"] = (rates[name][0], source_of(rates[name][1]))
         for key, (value, source) in told.items():
             yield Fact(key=key, value=value, source=source, scope="workers", owner=name)
+
+
+def source_of(place: Place) -> Source:
+    """What to cite."""
+    path, line = place
+    return Source(path=path, line=line or None)
 
 
 def fact(key: str, value: Value, source: Source) -> Fact:

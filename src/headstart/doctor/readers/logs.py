@@ -30,6 +30,7 @@ class LogsReader:
     """See the module."""
 
     name = "logs of vLLM, SGLang and LMCache"
+    is_live = True
 
     def knows(self, document: Document) -> bool:
         """See `Reader`."""

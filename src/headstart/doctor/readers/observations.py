@@ -38,6 +38,7 @@ class ObservationsReader:
     """See the module."""
 
     name = "observations in TOML"
+    is_live = False
 
     def knows(self, document: Document) -> bool:
         """See `Reader`: by its name, or a first line that is TOML of a known key."""

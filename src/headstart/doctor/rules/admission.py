@@ -2,14 +2,15 @@
 
     waiting > running, KV usage < 50 %
 
-Not said where the request at the head does not fit: that is a matter of order.
+Not said where the request at the head does not fit: that is a matter of order. Where it is told how
+many may run at once, that is the setting if as many do; else what they wait for may be computing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
+from headstart.doctor.arms import TOLERANCE, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -24,10 +25,13 @@ def find(known: Known) -> Iterator[Sign]:
             continue
         if arm.number("largest_waiting") is not None or arm.number("num_hits") == 0.0:
             continue
-        margin = arm.number("admission_margin")
+        margin, most = arm.number("admission_margin"), arm.number("max_num_seqs")
+        is_reached = most is not None and TOLERANCE * told[2] >= most
         beside = "; admission keeps {arm.admission_margin} free" if margin else ""
+        beside += "; {arm.max_num_seqs} may run at once" if is_reached else ""
+        strength = Strength.HINTED if most else Strength.COMPARED
         yield Sign(
-            strength=Strength.COMPUTED if margin else Strength.COMPARED,
+            strength=Strength.COMPUTED if margin or is_reached else strength,
             margin=min(ratio(_HALF, told[0]), ratio(told[1], told[2])),
             explained_s=arm.number("queue"),
             evidence=(

@@ -1,6 +1,7 @@
 """Blocks that exist when asked for, and fail to be read.
 
     failed reads / blocks found > 5 %
+    or, where nobody says how many were found: failed reads / requests > 5 %
 
 The engine has already counted them as hits, and computes them after waiting. A store that evicts
 between look-up and read loses some; beyond one in twenty it is stale metadata or damage.
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
-from headstart.doctor.facts import Known, say
+from headstart.doctor.arms import hitting, ratio
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
 _FAILED = 0.05
@@ -21,6 +22,8 @@ def find(known: Known) -> Iterator[Sign]:
     """A tier that says it holds more than it gives."""
     for tier in known.tiers:
         told = tier.numbers("num_failed_reads", "num_found")
+        if told is None:
+            yield from _by_requests(known, tier)
         if told is None or ratio(*told) <= _FAILED:
             continue
         yield Sign(
@@ -31,6 +34,28 @@ def find(known: Known) -> Iterator[Sign]:
                     "{tier.num_failed_reads} of {tier.num_found} blocks that {tier.name} said it "
                     "holds could not be read",
                     tier=tier,
+                ),
+            ),
+        )
+
+
+def _by_requests(known: Known, tier: Group) -> Iterator[Sign]:
+    """A load that failed was waited for, and computed after that."""
+    failed = tier.number("num_failed_reads")
+    counts = [(n, arm) for arm in hitting(known) if (n := arm.number("num_requests"))]
+    if not failed or not counts:
+        return
+    most, arm = max(counts, key=lambda each: each[0])
+    if ratio(failed, most) > _FAILED:
+        yield Sign(
+            strength=Strength.COMPARED,
+            margin=ratio(failed, most) / _FAILED,
+            evidence=(
+                say(
+                    "{tier.num_failed_reads} loads from {tier.name} failed in {arm.num_requests} "
+                    "requests",
+                    tier=tier,
+                    arm=arm,
                 ),
             ),
         )

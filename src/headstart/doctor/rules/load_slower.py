@@ -4,15 +4,16 @@
     break-even bandwidth = prefill rate * KV bytes per token
 
 Stages are of one request, so the tier's own queue is in them if they were measured under load.
+Nothing is said where the load is computed to take longer than the first token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import break_even, hitting, ratio, recompute_s
+from headstart.doctor.arms import TOLERANCE, break_even, hitting, pairs, ratio, recompute_s
 from headstart.doctor.facts import Evidence, Group, Known, say
-from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+from headstart.doctor.findings import Cause, Fix, Rule, Sign, Stage, Strength
 from headstart.doctor.quantities import show_bytes_per_s
 from headstart.doctor.split import load_s
 from headstart.units import format_seconds
@@ -22,6 +23,10 @@ def find(known: Known) -> Iterator[Sign]:
     """Arms whose load loses, or tiers below the break-even bandwidth."""
     for arm in hitting(known):
         load, computing = load_s(known, arm), recompute_s(known, arm)
+        if load is not None and _is_of_others(arm, load):
+            return
+        if any(pair.hit is arm and pair.ratio < 1.0 - pair.noise for pair in pairs(known)):
+            continue  # measured: with the load it is sooner than with computing
         if load is not None and computing is not None and load.seconds > computing:
             measured = load.is_measured
             yield Sign(
@@ -41,6 +46,15 @@ def find(known: Known) -> Iterator[Sign]:
             )
             return
     yield from _too_slow(known)
+
+
+def _is_of_others(arm: Group, load: Stage) -> bool:
+    """Whether a load is computed to outlast the first token that waited for it.
+
+    Then its bandwidth is another one than that of all ranks, as where each rank counts its time.
+    """
+    ttft = arm.number("ttft")
+    return not load.is_measured and ttft is not None and load.seconds > TOLERANCE * ttft
 
 
 def _loading(arm: Group, measured: bool) -> str:

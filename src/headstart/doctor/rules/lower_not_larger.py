@@ -3,15 +3,16 @@
     host pool <= device pool
 
 What is written through is in both; and SGLang before 0.5.10 read ahead into 0.8 * (host - device)
-tokens, which is none.
+tokens, which is none. Where it is known how much is in use, the host pool explains at most the part
+of it that it would hold: nothing, if the device holds all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import ratio
-from headstart.doctor.facts import Known, say
+from headstart.doctor.arms import MATERIAL, ratio, working_set
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
 _LARGER = 1.1
@@ -23,9 +24,13 @@ def find(known: Known) -> Iterator[Sign]:
         told = arm.numbers("host_pool_tokens", "pool_tokens")
         if told is None or not told[0] or told[0] > _LARGER * told[1]:
             continue
+        share = _share(arm, *told)
+        if share is not None and share < MATERIAL:
+            continue
         yield Sign(
             strength=Strength.COMPUTED,
             margin=ratio(_LARGER * told[1], told[0]),
+            share=share,
             evidence=(
                 say(
                     "the host pool has room for {arm.host_pool_tokens}, the device for "
@@ -34,6 +39,14 @@ def find(known: Known) -> Iterator[Sign]:
                 ),
             ),
         )
+
+
+def _share(arm: Group, host: float, device: float) -> float | None:
+    """Of what is in use, what the host pool would hold beside the device; None if not told."""
+    used = working_set(arm)
+    if used is None:
+        return None
+    return min(host, max(0.0, used - device)) / used
 
 
 RULE = Rule(

@@ -59,20 +59,21 @@ def _failures(arm: Group) -> Iterator[Sign]:
 
 def _pieces(arm: Group) -> Iterator[Sign]:
     told = arm.numbers("pool", "fetch")
-    loads = arm.number("loads_in_flight") or arm.number("concurrency")
-    if told is None or not told[1] or not loads:
+    if told is None or not told[1]:
         return
+    loads = max(1.0, arm.number("loads_in_flight") or arm.number("concurrency") or 1.0)
     pieces = told[0] / told[1]
     if pieces < loads:
+        refused = "; {arm.num_rejects} loads were refused" if arm.number("num_rejects") else ""
         yield Sign(
             strength=Strength.COMPUTED,
             margin=ratio(loads, pieces),
             evidence=(
                 say(
-                    "a pool of {arm.pool} has room for {pieces:.0f} pieces of {arm.fetch}, and "
-                    "{loads:.0f} loads want one",
+                    "a pool of {arm.pool} has room for {pieces} of {arm.fetch}, and {loads:.0f} "
+                    "want one" + refused,
                     arm=arm,
-                    pieces=pieces,
+                    pieces=f"{int(pieces)} pieces" if pieces >= 1.0 else "not one piece",
                     loads=loads,
                 ),
             ),
@@ -101,7 +102,7 @@ RULE = Rule(
     name="starved_pool",
     cause=Cause.NO_ROOM,
     needs=(
-        ("arms.pool", "arms.fetch", "arms.concurrency"),
+        ("arms.pool", "arms.fetch"),
         ("tiers.found", "tiers.delivered", "tiers.room"),
         ("arms.num_alloc_failures", "arms.num_requests"),
         ("arms.num_rejects", "arms.deadline", "arms.ttft_p99"),

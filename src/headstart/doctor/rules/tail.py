@@ -1,6 +1,7 @@
 """Most first tokens are soon, a few are terribly late, and misses do not explain it.
 
     p99 / p50 > 10, p90 / p50 < 2
+    or, without a p90: loads' p99 / median > 10, and the loads' p99 makes up the first token's
 
 Memory or a link on the wrong side of the machine serves some requests: those whose buffers or
 threads lie on the other NUMA node. If p99 is what computing takes, it is a miss and nothing else.
@@ -24,8 +25,8 @@ def find(known: Known) -> Iterator[Sign]:
         told = arm.numbers("ttft_p50", "ttft_p99")
         if told is None or told[1] <= _TAIL * told[0] or (hit_share(arm) or 0.0) < 0.5:
             continue
-        body = arm.number("ttft_p90")
-        if body is None or body > _BODY * told[0] or _is_miss(known, arm, told[1]):
+        parted = _parted(arm, *told)
+        if parted is None or _is_miss(known, arm, told[1]):
             continue
         unbound = arm.says("numa_bound", False) and (arm.number("numa_nodes") or 2.0) > 1.0
         pageable = arm.says("pinned", False)
@@ -33,12 +34,24 @@ def find(known: Known) -> Iterator[Sign]:
         why += "; host memory is not pinned" if pageable else ""
         yield Sign(
             strength=Strength.COMPARED if why else Strength.HINTED,
-            margin=min(ratio(told[1], _TAIL * told[0]), ratio(_BODY * told[0], body)),
+            margin=min(ratio(told[1], _TAIL * told[0]), parted[0]),
             share=1.0 if why else None,
             evidence=(
-                say("p50 {arm.ttft_p50}, p90 {arm.ttft_p90}, p99 {arm.ttft_p99}" + why, arm=arm),
+                say("p50 {arm.ttft_p50}, " + parted[1] + "p99 {arm.ttft_p99}" + why, arm=arm),
             ),
         )
+
+
+def _parted(arm: Group, median_s: float, tail_s: float) -> tuple[float, str] | None:
+    """What parts the few from the rest: how many times over its bound, and what to say of it."""
+    body = arm.number("ttft_p90")
+    if body is not None:
+        over = ratio(_BODY * median_s, body)
+        return (over, "p90 {arm.ttft_p90}, ") if over >= 1.0 else None
+    loads = arm.numbers("load", "load_p99")
+    if loads is None or loads[1] <= _TAIL * loads[0] or loads[1] * TOLERANCE < tail_s:
+        return None
+    return ratio(loads[1], _TAIL * loads[0]), "loads {arm.load}, at p99 {arm.load_p99}; "
 
 
 def _is_miss(known: Known, arm: Group, tail_s: float) -> bool:
@@ -54,6 +67,7 @@ RULE = Rule(
     cause=Cause.BANDWIDTH_CONTENTION,
     needs=(
         ("arms.ttft_p50", "arms.ttft_p90", "arms.ttft_p99", "arms.hit_rate", "arms.numa_bound"),
+        ("arms.ttft_p50", "arms.ttft_p99", "arms.load", "arms.load_p99", "arms.hit_rate"),
     ),
     find=find,
     fixes=(

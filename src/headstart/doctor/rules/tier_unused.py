@@ -4,15 +4,16 @@
 
 The engine's own device cache had them; what was measured is what asking costs. Below 5 %: the last
 block is always computed or loaded anew, which is more than that only for prompts of under 20
-blocks.
+blocks. Where the run to compare with says that its device hits as much, it is no surprise: what the
+two differ by is what the tier costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hit_tokens, hitting, ratio
-from headstart.doctor.facts import Known, say
+from headstart.doctor.arms import MATERIAL, all_local, hit_share, hit_tokens, hitting, pairs, ratio
+from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
 _NONE = 0.05
@@ -22,7 +23,7 @@ def find(known: Known) -> Iterator[Sign]:
     """An arm with hits, and nothing to load."""
     for arm in hitting(known):
         loaded, hit = arm.number("load_tokens"), hit_tokens(arm) or arm.number("found_tokens")
-        if loaded is None or not hit or loaded > _NONE * hit:
+        if loaded is None or not hit or loaded > _NONE * hit or _is_meant(known, arm):
             continue
         yield Sign(
             strength=Strength.COMPUTED,
@@ -36,6 +37,15 @@ def find(known: Known) -> Iterator[Sign]:
                 ),
             ),
         )
+
+
+def _is_meant(known: Known, arm: Group) -> bool:
+    """Whether a run without the tier hits as much, as it says itself."""
+    for pair in pairs(known):
+        before = hit_share(pair.without) if "hit_rate" in pair.without.own else None
+        if pair.hit is arm and before and all_local(arm):
+            return before >= (1.0 - MATERIAL) * (hit_share(arm) or 1.0)
+    return False
 
 
 RULE = Rule(

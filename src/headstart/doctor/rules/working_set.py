@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import hit_share, hits_well, hitting, ratio
+from headstart.doctor.arms import hit_share, hits_well, hitting, ratio, working_set
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -20,16 +20,13 @@ def find(known: Known) -> Iterator[Sign]:
     """Arms whose working set is larger than the pool."""
     for arm in hitting(known):
         pool, room = _room(arm)
-        sessions, between = arm.numbers("sessions", "session_tokens"), arm.number("reuse_distance")
-        if not pool or hits_well(arm):
-            continue
-        needed = sessions[0] * sessions[1] if sessions else between
-        if needed is None or needed <= pool:
+        needed = working_set(arm)
+        if not pool or hits_well(arm) or needed is None or needed <= pool:
             continue
         cyclic = arm.text("access") == "cyclic"
         what = (
             "{arm.sessions} sessions of {arm.session_tokens}"
-            if sessions
+            if arm.numbers("sessions", "session_tokens")
             else "{arm.reuse_distance} between two uses"
         )
         order = ", all in turn: LRU evicts what comes next" if cyclic else ""
