@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.tuner.curve import NEVER, blocks_in_sample, depths, lru_curve, step_of
+from headstart.tuner.curve import (
+    NEVER,
+    blocks_in_sample,
+    depth_steps,
+    depths,
+    lru_curve,
+    step_of,
+)
 from headstart.tuner.sampled import (
     LEAST_SESSIONS,
     error_rows,
@@ -48,7 +55,7 @@ def test_others_blocks_count_for_more_and_own_and_common_ones_for_one(tmp_path, 
         NEVER if depth is None else int(np.ceil(depth / step - 1e-9))
         for depth in depths_by_hand(some)
     ]
-    assert depths(some).tolist() == expected
+    assert depth_steps(some).tolist() == expected
     assert 0.2 < some.share < 0.8
 
 
@@ -56,7 +63,7 @@ def test_a_small_sample_has_coarse_steps(tmp_path):
     rows = many_chats(0, 300)
     whole, some = recorded(tmp_path, rows), recorded(tmp_path, rows, share=0.1)
     assert (step_of(whole), step_of(some)) == (1, int(1 / some.share))
-    curve = lru_curve(some, depths(some))
+    curve = lru_curve(some, depth_steps(some))
     assert curve.step > 5
     assert curve.at(curve.enough_blocks) == curve.infinite
     assert curve.at(curve.enough_blocks - 1) != curve.infinite
@@ -65,9 +72,17 @@ def test_a_small_sample_has_coarse_steps(tmp_path):
     assert curve.enough_blocks == pytest.approx(enough, rel=0.5), "of the whole trace"
 
 
+def test_depths_in_blocks_are_only_of_a_whole_trace(tmp_path):
+    some = recorded(tmp_path, many_chats(0, 60), share=0.5)
+    with pytest.raises(ConfigError, match=r"needs the whole trace, .* leave out --sample"):
+        depths(some)
+    whole = recorded(tmp_path, many_chats(0, 60))
+    assert depth_steps(whole).tolist() == depths(whole).tolist()
+
+
 def test_a_simulated_capacity_is_where_lru_hits_as_much(tmp_path):
     some = recorded(tmp_path, many_chats(1, 200), share=0.3)
-    curve = lru_curve(some, depths(some))
+    curve = lru_curve(some, depth_steps(some))
     for capacity in (60, 150, 400):
         hits = rates(some, simulate(some, "lru", capacity))
         assert hits.block_hit == pytest.approx(curve.at(capacity).block_hit, abs=0.01)

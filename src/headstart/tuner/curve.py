@@ -24,6 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from headstart.errors import ConfigError
 from headstart.tuner.recorded import Ints, Recorded
 
 NEVER = np.iinfo(np.int32).max
@@ -64,13 +65,23 @@ def last_use(stream: Ints) -> Ints:
 
 
 def depths(recorded: Recorded) -> Ints:
-    """The least capacity at which each of `recorded.blocks` is a hit; NEVER: none.
+    """The least capacity, in blocks, at which each of `recorded.blocks` is a hit; NEVER: none.
 
-    In blocks, or of a sample in steps of `step_of(recorded)` blocks, as it would be for the whole
-    trace: see `_of_all`.
+    Raises ConfigError for a sample, which tells only about so many: see `depth_steps`.
     """
-    found = stack_depths(recorded.blocks, recorded.starts)
-    return found if recorded.share == 1.0 else _of_all(recorded, found)
+    if recorded.share != 1.0:
+        raise ConfigError("this needs the whole trace, and a sample was read: leave out --sample")
+    return stack_depths(recorded.blocks, recorded.starts)
+
+
+def depth_steps(recorded: Recorded) -> Ints:
+    """The same in steps of `step_of(recorded)` blocks, also of a sample.
+
+    Then as it would be for the whole trace: see `_of_all`.
+    """
+    if recorded.share == 1.0:
+        return depths(recorded)
+    return _of_all(recorded, stack_depths(recorded.blocks, recorded.starts))
 
 
 def step_of(recorded: Recorded) -> int:
@@ -180,7 +191,7 @@ class Curve:
 
 
 def lru_curve(recorded: Recorded, found: Ints, first_request: int = 0) -> Curve:
-    """The curve of the requests from `first_request` on, given the `depths` of all."""
+    """The curve of the requests from `first_request` on, given the `depth_steps` of all."""
     start = int(recorded.starts[first_request])
     is_hit = found[start:] != NEVER
     hits = found[start:][is_hit]
@@ -216,4 +227,4 @@ def blocks_in_sample(recorded: Recorded, capacity_blocks: int) -> int:
 def _both(recorded: Recorded) -> tuple[Curve, Ints]:
     """The curve that a sample stands for, and its own depths, sorted."""
     found: Ints = np.sort(stack_depths(recorded.blocks, recorded.starts))
-    return lru_curve(recorded, depths(recorded)), found
+    return lru_curve(recorded, depth_steps(recorded)), found

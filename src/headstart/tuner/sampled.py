@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.tuner.curve import Rates, depths, lru_curve
+from headstart.tuner.curve import Rates, depth_steps, lru_curve
 from headstart.tuner.facts import half
 from headstart.tuner.recorded import Recorded
 from headstart.tuner.simulate import rates, simulate
@@ -80,7 +80,7 @@ def errors(tuned: Tuned, seed: int, advance: Advance = lambda what, done, total:
 
 def _figures(recorded: Recorded, points: Sequence[Point]) -> list[_Both]:
     """Of each point, and without a limit."""
-    depth, first = depths(recorded), half(recorded)
+    depth, first = depth_steps(recorded), half(recorded)
     cold, late = (lru_curve(recorded, depth, start) for start in (0, first))
     found: list[_Both] = []
     for point in points:

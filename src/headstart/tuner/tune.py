@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.tuner.curve import Curve, Rates, depths, lru_curve
+from headstart.tuner.curve import Curve, Rates, depth_steps, lru_curve
 from headstart.tuner.facts import Infinite, half, infinite, infinite_document
 from headstart.tuner.recorded import Recorded
 from headstart.tuner.simulate import names, rates, simulate
@@ -98,7 +98,7 @@ def tune(
             raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
     if not policies or min(capacities_tokens, default=1) < 1:
         raise ConfigError("a policy at least is tried, at capacities of at least one token")
-    found = depths(recorded)
+    found = depth_steps(recorded)
     cold, late = (lru_curve(recorded, found, first) for first in (0, half(recorded)))
     knee = knee_blocks(late, least_gain)
     size = recorded.block_size
@@ -172,7 +172,7 @@ def _sizes(recorded: Recorded, knee: int | None, found: Any) -> Iterable[Size]:
         coarse = recorded if factor == 1 else recorded.coarser(factor)
         if not len(coarse.blocks):
             return
-        curve = lru_curve(coarse, found if factor == 1 else depths(coarse), half(coarse))
+        curve = lru_curve(coarse, found if factor == 1 else depth_steps(coarse), half(coarse))
         yield Size(
             block_size=coarse.block_size,
             infinite=infinite(coarse),
