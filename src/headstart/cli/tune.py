@@ -83,7 +83,7 @@ def tune(
             token_nbytes=token_nbytes,
             advance=advance,
         )
-    times = latency.times(site, tuned, policies.split(","), least_gain)
+    times = latency.times(site, tuned, policies.split(","))
     found = {**document(tuned), **times_document(times), "broken": broken_document(broken)}
     if html is not None:
         page = tune_html(tuned, trace.name, broken, times_html(times))
