@@ -165,6 +165,7 @@ def test_wrong_hardware_is_refused(capsys, trace, hardware, file, message):
         ((*MODEL, "--tpot", "soon"), "'soon' is not a quantity"),
         ((*MODEL, "--kv-dtype", "int3"), "KV dtype 'int3' is unknown"),
         ((*MODEL, "--engine-kv", "all"), "'all' is not a quantity"),
+        ((*MODEL, "--time-gain", "100%"), "--time-gain '100%' is no share"),
         ((*MODEL, "--prefill", "x"), "write tokens=seconds"),
         ((*MODEL, "--policies", "best"), "policy 'best' is unknown"),
     ],

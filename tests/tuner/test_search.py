@@ -19,7 +19,7 @@ from headstart.tuner.held import InclusiveTiers
 from headstart.tuner.latency import Latency, Level, Loads
 from headstart.tuner.recipe import engine_block_size, engine_flags, max_blocks, settings_toml
 from headstart.tuner.recorded import record
-from headstart.tuner.search import Space, default_space, front, knee, search
+from headstart.tuner.search import Space, default_space, front, gain, recommended, search
 from headstart.tuner.simulate import simulate
 from headstart.tuner.timed import Times, notes, overview, point_rows, reasons, timed_document
 from headstart.tuner.tune import tune
@@ -233,7 +233,7 @@ def test_a_load_without_reuse_is_told_to_have_no_cache(tmp_path):
     one = recorded(tmp_path, rows)
     case = Case(one, site())
     tried = tuple(search(case, default_space(case, tune(one)), advance=lambda *step: None))
-    times = Times(case=case, tried=tried, least_gain=0.02)
+    times = Times(case=case, tried=tried, time_gain=0.1)
     assert (len(tried), times.best) == (1, None)
     found = timed_document(times)["recommended"]
     assert (found["settings"], found["memory_nbytes"], found["capacity_tokens"]) == (None, 0, None)
@@ -260,51 +260,56 @@ def test_nothing_on_the_front_is_beaten():
     assert [each.weight for each in found] == sorted(each.weight for each in good)
 
 
-def test_the_knee_is_where_doubling_the_price_stops_to_pay():
-    def at(*points):
-        return [timed(memory=cost, p50=p50, cost=float(cost)) for cost, p50 in points]
+def at(cost, times, **changes):
+    """Of a price, and with all times so long."""
+    one = timed(memory=cost, p50=times, p99=2 * times, most=1 / times, cost=float(cost))
+    return replace(one, **changes)
 
-    def cost(tried, gain=0.02):
-        found = knee(tried, gain)
+
+def test_better_is_all_of_p50_p99_and_rate():
+    assert gain(at(1, 1.0), at(1, 0.9)) == pytest.approx(0.1)
+    assert gain(timed(), timed(p50=0.729)) == pytest.approx(0.1)
+    assert gain(timed(), timed(p50=0.5, p99=4.0)) == pytest.approx(0.0)
+    assert gain(timed(), timed(most=8.0)) == pytest.approx(0.5)
+
+
+def test_the_knee_is_where_doubling_the_price_stops_to_pay():
+    def cost(*points, **options):
+        found = recommended([at(*point) for point in points], **options)
         return None if found is None else found.cost_month
 
-    assert cost(at((0, 1.0), (1, 0.5), (2, 0.4), (4, 0.39))) == 2
-    assert cost(at((0, 1.0), (1, 0.5), (2, 0.49), (4, 0.4))) == 4, "a late step counts"
-    assert cost(at((0, 1.0), (1, 0.5), (64, 0.4))) == 1, "six doublings"
-    assert cost(at((0, 1.0), (1, 0.5), (16, 0.4))) == 16, "four"
-    assert cost(at((0, 1.0), (1, 0.99))) is None
-    assert cost(at((0, 1.0), (1, 0.99)), 0.01) == 1
-    assert cost(at((0, 1.0))) is None
-    later = [*at((0, 1.0)), timed(memory=1, p50=0.2, p99=2.1, cost=1.0)]
-    assert knee(later) is None, "p99 must not become later"
+    assert cost((0, 1.0), (1, 0.5), (2, 0.4), (4, 0.39)) == 2
+    assert cost((0, 1.0), (1, 0.5), (2, 0.49), (4, 0.4)) == 4, "a late step counts"
+    assert cost((0, 1.0), (1, 0.5), (16, 0.4)) == 1, "four doublings, each of 5 %"
+    assert cost((0, 1.0), (1, 0.5), (16, 0.3)) == 16, "each of 12 %"
+    assert cost((0, 900.0), (1, 5.0), (2, 0.5)) == 2, "a queue that grows is no measure"
+    assert cost((0, 1.0), (1, 0.95)) is None
+    assert cost((0, 1.0), (1, 0.95), time_gain=0.04) == 1
+    assert cost((0, 1.0)) is None
+    later = [at(0, 1.0), timed(memory=1, p50=0.2, p99=2.1, cost=1.0)]
+    assert recommended(later) is None, "p99 must not become later"
 
 
 def test_of_settings_that_save_what_they_cost_one_is_recommended():
-    def at(cost, p50, saved):
-        return replace(timed(memory=cost, p50=p50, cost=float(cost)), saved_month=float(saved))
-
-    none, small, large = at(0, 1.0, 0), at(10, 0.5, 15), at(100, 0.3, 50)
+    none, small = at(0, 1.0, saved_month=0.0), at(10, 0.5, saved_month=15.0)
+    large = at(100, 0.1, saved_month=50.0)
     assert (small.pays, large.pays) == (True, False)
-    assert knee([none, small, large]) is small
-    assert knee([none, large]) is large, "nothing pays, so that is no reason"
-    assert knee([none, small, replace(large, saved_month=None)]).cost_month == 100.0
-    with_slo = [
-        replace(each, latency=replace(each.latency, slo_share=1.0 - each.latency.p50_s))
-        for each in (none, small, large)
-    ]
-    assert knee(with_slo) is with_slo[2]
+    assert recommended([none, small, large]) is small
+    assert recommended([none, large]) is large, "nothing pays, so that is no reason"
+    assert recommended([none, small, replace(large, saved_month=None)]).cost_month == 100.0
 
 
-def test_a_service_level_is_what_the_knee_goes_by():
-    def at(cost, p50, share):
-        one = timed(memory=cost, p50=p50, cost=float(cost))
+def test_a_service_level_is_met_as_cheaply_as_can_be():
+    def level(cost, share, times=1.0):
+        one = at(cost, times, saved_month=0.0)
         return replace(one, latency=replace(one.latency, slo_share=share))
 
-    tried = [at(0, 1.0, 0.5), at(1, 0.9, 0.99), at(2, 0.5, 0.991)]
-    assert knee(tried) is tried[1]
-    met = Times(case=None, tried=(at(0, 1.0, 1.0), at(1, 0.5, 1.0)), least_gain=0.02)
+    tried = [level(0, 0.5), level(1, 0.98, 0.9), level(2, 0.99, 0.8), level(4, 1.0, 0.1)]
+    assert recommended(tried) is tried[2]
+    assert recommended(tried[:2]) is tried[1], "what comes next to it"
+    met = Times(case=None, tried=(level(0, 0.995), level(1, 1.0, 0.5)), time_gain=0.1)
     assert met.best is None
-    assert reasons(met) == ["all requests meet the service level without a cache"]
+    assert reasons(met) == ["99% of the requests meet the service level without a cache"]
 
 
 # ------------------------------------------------------------------------- settings, reasons, notes
@@ -376,7 +381,7 @@ def test_reasons_and_notes_say_what_matters(trace):
     times = Times(
         case=case,
         tried=tuple(search(case, space, advance=lambda *step: None)),
-        least_gain=0.02,
+        time_gain=0.1,
         is_interrupted=True,
     )
     assert times.best is not None
@@ -388,7 +393,7 @@ def test_reasons_and_notes_say_what_matters(trace):
     assert "engines are run with blocks of at most 256" in said
     titles, rows = point_rows(times, times.front)
     assert "in SLO" in titles
-    assert sum(row[-1] == "the knee" for row in rows) == 1
+    assert sum(row[-1] == "recommended" for row in rows) == 1
     document = timed_document(times)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["recommended"]["token_hit_last_half"] > 0.4
@@ -398,7 +403,7 @@ def test_an_overload_is_said_and_how_many_engines_it_takes(trace):
     crowd = replace(trace, at_s=trace.at_s / 50)
     for hardware, text in ((Hardware(), "num_engines of the hardware file has to be "),):
         case = Case(crowd, site(hardware))
-        times = Times(case=case, tried=(case.time(case.without),), least_gain=0.02)
+        times = Times(case=case, tried=(case.time(case.without),), time_gain=0.1)
         said = next(note for note in notes(times) if note.startswith("overloaded"))
         assert text in said
     engines = int(said.split(text)[1].split()[0])
@@ -410,7 +415,7 @@ def test_drives_that_cannot_write_it_all_are_said(trace):
     case = Case(trace, site(Hardware(write_bytes_per_s=1e6)))
     setting = Setting(memory_nbytes=GIB, file_nbytes=64 * GIB, block_size=BLOCK)
     tried = (case.time(case.without), case.time(setting))
-    said = notes(Times(case=case, tried=tried, least_gain=0.02))
+    said = notes(Times(case=case, tried=tried, time_gain=0.1))
     assert any("the drives would have to write" in note for note in said)
 
 
@@ -426,5 +431,5 @@ def test_a_site_knows_a_models_limits(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     case = Case(record(path, trace_block_size=BLOCK), one)
     assert case.num_too_long == 2
-    times = Times(case=case, tried=(case.time(case.without),), least_gain=0.02)
+    times = Times(case=case, tried=(case.time(case.without),), time_gain=0.1)
     assert any("2 prompts are longer than the 1,000 tokens" in note for note in notes(times))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from headstart.cli.tune_latency import (
 )
 from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
+from headstart.policies import POLICIES
 
 if TYPE_CHECKING:
     from headstart.tuner.tier_report import TierPoint
@@ -28,29 +30,64 @@ if TYPE_CHECKING:
     from headstart.tuner.tune import Tuned
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveOptions:
+    """What is computed of hits."""
+
+    capacities: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS,...", help="Capacities, such as 1024000,5120000."),
+    ] = None
+    policies: Annotated[
+        str,
+        typer.Option(
+            help=f"Of {', '.join(POLICIES)} and, only simulated, lfu, sieve, optimal (the bound)."
+        ),
+    ] = "lru"
+    gain: Annotated[
+        str, typer.Option(help="Share of the tokens that doubling a capacity has to add.")
+    ] = "2%"
+    token_kv: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="KV of one token, such as 128KiB: shows bytes, too."),
+    ] = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of policies, each once."""
+        return list(dict.fromkeys(self.policies.split(",")))
+
+    @property
+    def least_gain(self) -> float:
+        """As a share. Raises ConfigError."""
+        return parse_share("--gain", self.gain)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Capacities, the smallest first. Raises ConfigError."""
+        if self.capacities is None:
+            return []
+        try:
+            found = [int(part.replace("_", "")) for part in self.capacities.split(",")]
+        except ValueError:
+            found = []
+        if min(found, default=0) < 1:
+            raise ConfigError(
+                f"--capacities {self.capacities!r} are no numbers of tokens; write such as "
+                "1024000,5120000"
+            )
+        return sorted(set(found))
+
+
 @grouped
 def tune(
     context: typer.Context,
     read: ReadOptions,
+    curve: CurveOptions,
     tiers: TierOptions,
     sample: SampleOptions,
     latency: LatencyOptions,
     trace: TraceFile,
-    capacities: Annotated[
-        str | None,
-        typer.Option(metavar="TOKENS,...", help="Capacities, such as 1024000,5120000."),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option(help="Of lru, fifo and, only simulated, lfu, sieve, optimal (the bound)."),
-    ] = "lru",
-    gain: Annotated[
-        str, typer.Option(help="Share of the tokens that doubling a capacity has to add.")
-    ] = "2%",
-    token_kv: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="KV of one token, such as 128KiB: shows bytes, too."),
-    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with the curves here.")
     ] = None,
@@ -74,20 +111,17 @@ def tune(
     if html is not None:
         figure.check_installed()
         render.check_target(f"{html}", option="--html")
-    wanted, least_gain = _capacities(capacities), parse_share("--gain", gain)
-    site = latency.site()
-    token_nbytes = token_kv_nbytes(token_kv, site)
+    wanted, least_gain, site = curve.tokens, curve.least_gain, latency.site()
+    token_nbytes = token_kv_nbytes(curve.token_kv, site)
     tiers.check(token_nbytes, sample.share)
     if site is not None and sample.share < 1.0:
-        raise ConfigError(
-            "times need all of a trace: a sample asks less of the engine; no --sample"
-        )
+        raise ConfigError("--model needs all of a trace: a sample asks less of it; no --sample")
     recorded, broken = read.read(trace, sample.share)
     latency.check_times(context, recorded)
     with render.progress("simulating") as advance:
         tuned = tuned_by(
             recorded,
-            policies=list(dict.fromkeys(policies.split(","))),
+            policies=curve.names,
             capacities_tokens=wanted,
             least_gain=least_gain,
             token_nbytes=token_nbytes,
@@ -95,7 +129,7 @@ def tune(
         )
         errors = sample.errors(tuned, read.seed, advance)
     replayed = tiers.replayed(recorded, token_nbytes)
-    times = latency.times(site, tuned, policies.split(","), least_gain)
+    times = latency.times(site, tuned, curve.names)
     found = {
         **document(tuned),
         **sample_document(tuned, errors),
@@ -111,20 +145,6 @@ def tune(
         show_errors(tuned, errors)
         show_broken(found["broken"])
     end_interrupted(times)
-
-
-def _capacities(text: str | None) -> list[int]:
-    if text is None:
-        return []
-    try:
-        found = [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if min(found, default=0) < 1:
-        raise ConfigError(
-            f"--capacities {text!r} are no numbers of tokens; write such as 1024000,5120000"
-        )
-    return sorted(set(found))
 
 
 def _show(tuned: Tuned, replayed: list[TierPoint], times: Times | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headstart import render
+from headstart.cli.options import parse_share
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ class LatencyOptions:
     ] = None
     all_combinations: Annotated[
         bool,
-        typer.Option("--all-combinations", help="Try each with each; else the rest at the knee."),
+        typer.Option("--all-combinations", help="Try each with each, which takes long."),
     ] = False
+    time_gain: Annotated[
+        str, typer.Option(help="Share by which doubling the price has to make times shorter.")
+    ] = "10%"
     slo: Annotated[
         str | None, typer.Option(help="Such as ttft=2s, or a preset of `bench serve`: the goodput.")
     ] = None
@@ -90,7 +94,7 @@ class LatencyOptions:
             level=Level(slo=parse_slo(self.slo), tpot_s=parse_seconds(self.tpot)),
             engine_kv_nbytes=parse_nbytes(self.engine_kv),
         )
-        self._sizes()  # before work that takes long
+        self._sizes(), self._time_gain()  # before work that takes long
         return site
 
     def check_times(self, context: typer.Context, recorded: Recorded) -> None:
@@ -103,9 +107,7 @@ class LatencyOptions:
                 "comes at once: give --rate, the sessions that start a second"
             )
 
-    def times(
-        self, site: Site | None, tuned: Tuned, policies: Sequence[str], least_gain: float
-    ) -> Times | None:
+    def times(self, site: Site | None, tuned: Tuned, policies: Sequence[str]) -> Times | None:
         """What was tried until the end, or until Ctrl-C; None: not asked for."""
         if site is None:
             return None
@@ -124,18 +126,21 @@ class LatencyOptions:
             policies=policies,
             all_combinations=self.all_combinations,
         )
-        tried, is_interrupted = [], False
+        tried, is_interrupted, time_gain = [], False, self._time_gain()
         try:
             with render.progress("timing") as advance:
-                for timed in search(case, space, least_gain=least_gain, advance=advance):
+                for timed in search(case, space, time_gain=time_gain, advance=advance):
                     tried.append(timed)  # noqa: PERF402 - what is done stays after Ctrl-C
         except KeyboardInterrupt:
             if not tried:
                 raise
             is_interrupted = True
         return Times(
-            case=case, tried=tuple(tried), least_gain=least_gain, is_interrupted=is_interrupted
+            case=case, tried=tuple(tried), time_gain=time_gain, is_interrupted=is_interrupted
         )
+
+    def _time_gain(self) -> float:
+        return parse_share("--time-gain", self.time_gain, most=0.99)
 
     def _sizes(self) -> tuple[list[int] | None, list[int] | None, list[int]]:
         """Bytes of memory and file tiers, tokens of blocks, as given."""

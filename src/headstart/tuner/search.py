@@ -5,12 +5,14 @@ planner. Then, at the knee of those, block sizes, policies, and loading all that
 each. All combinations take longer and are tried where that is asked for.
 
     front   what nothing beats: no other setting is as good in TTFT at p50 and p99, in the rate
-            that can be served, and in price, and better in one of them
-    knee    of the front, by price: the cheapest setting from which on no dearer one lowers the
-            first token's p50, as a share of what it is without a cache, by what is worth it for
-            each doubling of the price. Of those that save GPU seconds for no less than they cost,
-            where prices are known and any do. With a service level, the share of requests that
-            miss it is lowered instead, whatever that costs
+            that can be served, in the service level if there is one, and in price
+    knee    of the front, by price: the cheapest setting from which on no dearer one is better by
+            what is worth it for each doubling of the price, by default a tenth. Better is less of
+            p50, p99 and the time that a request takes of the busiest part, in geometric mean: so
+            a queue that grows without a cache does not make all else look small. Of those that
+            save GPU seconds for no less than they cost, where prices are known and any do
+
+With a service level the cheapest that meets it is taken instead, or what comes next to it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from itertools import pairwise, product
 from headstart.tuner.case import Case, Setting, Timed
 from headstart.tuner.latency import Loads
 from headstart.tuner.simulate import names
-from headstart.tuner.tune import LEAST_GAIN, ONLY_SIMULATED, Tuned
+from headstart.tuner.tune import ONLY_SIMULATED, Tuned
 from headstart.units import PAGE_NBYTES, align_up
 
 Advance = Callable[[str, int, int], None]
@@ -34,6 +36,10 @@ _FACTORS = (1, 2, 4, 8, 16)
 _LARGE_FACTOR = 4
 _MEMORY_PARTS, _FILE_PARTS = (64, 16, 4, 1), (8, 4, 2, 1)
 """Of what holds all that can be hit."""
+TIME_GAIN = 0.1
+"""By which a doubling of the price has to make times shorter."""
+MET_SHARE = 0.99
+"""Of the requests, with which a service level is met."""
 _LATER = 1.005
 """A p99 that is not later by more is not later."""
 _ROUND = ((64 << 30, 1 << 30), (64 << 20, 1 << 20), (0, PAGE_NBYTES))
@@ -117,7 +123,7 @@ def _block_sizes(own: int) -> tuple[int, ...]:
 
 
 def search(
-    case: Case, space: Space, *, least_gain: float = LEAST_GAIN, advance: Advance
+    case: Case, space: Space, *, time_gain: float = TIME_GAIN, advance: Advance
 ) -> Iterator[Timed]:
     """Each setting that is tried, as soon as it is timed; the first one is no cache at all."""
     num_requests = len(case.recorded)
@@ -142,7 +148,7 @@ def search(
 
     for setting in todo:
         yield run(setting)
-    best = knee(tried, least_gain)
+    best = recommended(tried, time_gain)
     if num_ways and best is not None:
         known = {each.setting for each in tried}
         for setting in space.ways(best.setting):
@@ -169,7 +175,7 @@ def _aims(timed: Timed) -> tuple[float, ...]:
     """What should be small."""
     latency = timed.latency
     setting = timed.setting
-    aims = [latency.p50_s, latency.p99_s, -latency.most_per_s]
+    aims = [latency.p50_s, latency.p99_s, -latency.most_per_s, -(latency.slo_share or 0.0)]
     if timed.cost_month is not None:
         aims.append(timed.cost_month)
     else:
@@ -183,34 +189,45 @@ def _surprise(setting: Setting) -> tuple[bool, int, int]:
     return setting.loads is not Loads.PLANNED, policy, -setting.block_size
 
 
-def knee(tried: Sequence[Timed], least_gain: float = LEAST_GAIN) -> Timed | None:
-    """See the module; of settings whose p99 is not later than without a cache. None: no cache.
+def recommended(tried: Sequence[Timed], time_gain: float = TIME_GAIN) -> Timed | None:
+    """The knee, or what meets the service level. None: no cache, with which `tried` begins.
 
-    `tried` begins with no cache at all.
+    A setting whose p99 is later than without a cache is none of them.
     """
     without = tried[0]
     good = [each for each in front(tried) if each.latency.p99_s <= _LATER * without.latency.p99_s]
-    paying = [each for each in good if each.pays]
-    if without.latency.slo_share is None and len(paying) > 1:  # no cache costs nothing
-        good = paying
-    steps: list[Timed] = []
-    for each in good:
-        if not steps or bad(each, without) < bad(steps[-1], without):
-            steps.append(each)
-    best = without  # nothing is cheaper, so it is the first step
-    for number, (here, after) in enumerate(pairwise(steps)):
-        if any(_is_worth(here, each, without, least_gain) for each in steps[number + 1 :]):
-            best = after
+    if without.latency.slo_share is not None:
+        # The first of the best: they come by price.
+        best = max(good, key=lambda each: min(each.latency.slo_share or 0.0, MET_SHARE))
+    else:
+        paying = [each for each in good if each.pays]
+        best = knee(paying if len(paying) > 1 else good, time_gain)  # no cache costs nothing
     return None if best is without else best
 
 
-def _is_worth(here: Timed, dearer: Timed, without: Timed, least_gain: float) -> bool:
+def knee(ranked: Sequence[Timed], time_gain: float) -> Timed:
+    """See the module; of settings by price, at least one."""
+    steps = [ranked[0]]
+    for each in ranked:
+        if gain(steps[-1], each) > 0.0:
+            steps.append(each)
+    best = steps[0]
+    for number, (here, after) in enumerate(pairwise(steps)):
+        if any(_is_worth(here, each, time_gain) for each in steps[number + 1 :]):
+            best = after
+    return best
+
+
+def _is_worth(here: Timed, dearer: Timed, time_gain: float) -> bool:
     doublings = math.log2(dearer.weight / here.weight) if here.weight else 1.0
-    return bad(here, without) - bad(dearer, without) >= least_gain * max(1.0, doublings)
+    return gain(here, dearer) >= 1.0 - (1.0 - time_gain) ** max(1.0, doublings)
 
 
-def bad(timed: Timed, without: Timed) -> float:
-    """What the knee goes by: p50 as a share of that without a cache, or the missed requests."""
-    if timed.latency.slo_share is not None:
-        return 1.0 - timed.latency.slo_share
-    return timed.latency.p50_s / without.latency.p50_s
+def gain(one: Timed, other: Timed) -> float:
+    """By what share the other's times are shorter: see the module."""
+    ratio = (
+        (other.latency.p50_s / one.latency.p50_s)
+        * (other.latency.p99_s / one.latency.p99_s)
+        * (one.latency.most_per_s / other.latency.most_per_s)
+    )
+    return float(1.0 - ratio ** (1 / 3))

@@ -17,10 +17,11 @@ from headstart.tuner.recipe import (
     max_blocks,
     settings_toml,
 )
-from headstart.tuner.search import bad, front, knee
+from headstart.tuner.search import MET_SHARE, front, gain, recommended
 from headstart.units import format_nbytes
 
 _MANY_SLOWER = 0.01
+_LEAST_TOLD = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +30,7 @@ class Times:
 
     case: Case
     tried: tuple[Timed, ...]
-    least_gain: float
+    time_gain: float
     is_interrupted: bool = False
 
     @property
@@ -45,7 +46,7 @@ class Times:
     @cached_property
     def best(self) -> Timed | None:
         """What is recommended; None: no cache."""
-        return knee(self.tried, self.least_gain)
+        return recommended(self.tried, self.time_gain)
 
     def near(self, *free: str) -> list[Timed]:
         """Those that differ from the best only in these fields of its setting."""
@@ -73,14 +74,14 @@ def format_setting(setting: Setting) -> str:
 def reasons(times: Times) -> list[str]:
     """Why that is recommended."""
     best, without = times.best, times.without
-    if best is None and without.latency.slo_share == 1.0:
-        return ["all requests meet the service level without a cache"]
+    if best is None and (without.latency.slo_share or 0.0) >= MET_SHARE:
+        return [f"{MET_SHARE:.0%} of the requests meet the service level without a cache"]
     if best is None:
-        return ["no capacity that was tried lowers the first token's time by what is worth it"]
+        return ["no capacity that was tried makes times shorter by what is worth it"]
     found = [
         f"TTFT p50 {_s(best.latency.p50_s)}, p99 {_s(best.latency.p99_s)}; without a cache "
         f"{_s(without.latency.p50_s)} and {_s(without.latency.p99_s)}",
-        _doubled(times, best),
+        _doubled(times, best) if best.latency.slo_share is None else _met(best.latency.slo_share),
     ]
     for title, name in (("blocks", "block_size"), ("policies", "policy"), ("load", "loads")):
         others = times.near(name)
@@ -106,23 +107,22 @@ def _price(times: Times, best: Timed, cost_per_gpu_s: float) -> str:
     return f"{told}: nothing that was tried saves what it costs"
 
 
+def _met(share: float) -> str:
+    if share >= MET_SHARE:
+        return f"the cheapest with which {MET_SHARE:.0%} of the requests meet the service level"
+    return f"nothing that was tried has more than {share:.1%} of the requests in the service level"
+
+
 def _doubled(times: Times, best: Timed) -> str:
     """What up to twice the price gives."""
-    without = times.without
-    more = [
-        each
-        for each in times.front
-        if best.weight < each.weight <= 2.0 * best.weight
-        and bad(each, without) < bad(best, without)
-    ]
-    if not more:
+    more = [each for each in times.front if best.weight < each.weight <= 2.0 * best.weight]
+    most = max(more, key=lambda each: gain(best, each), default=best)
+    share = gain(best, most)
+    if share < _LEAST_TOLD:
         return "nothing that was tried for up to twice as much is better"
-    most = min(more, key=lambda each: bad(each, without))
-    gained = bad(best, without) - bad(most, without)
-    what = "of the p50 without a cache" if most.latency.slo_share is None else "of the requests"
     return (
-        f"the best for up to twice as much, {format_setting(most.setting)}, gains {gained:.1%} "
-        f"{what}"
+        f"the best for up to twice as much, {format_setting(most.setting)}, has times that are "
+        f"{share:.1%} shorter (p50, p99 and the rate, in the mean)"
     )
 
 
@@ -280,7 +280,7 @@ def point_rows(times: Times, points: list[Timed]) -> tuple[list[str], list[list[
         row += [f"{latency.most_per_s:.3g}", latency.bound_by, f"{latency.saved_share:.1%}"]
         row += [f"{each.cost_month or 0.0:,.0f}"] * has_price
         row += [f"{each.saved_month or 0.0:,.0f}"] * has_worth
-        rows.append([*row, "the knee"] if each is times.best else [*row, ""])
+        rows.append([*row, "recommended" if each is times.best else ""])
     return [*titles, ""], rows
 
 
@@ -296,8 +296,9 @@ def overview(times: Times) -> list[tuple[str, str]]:
         rows.append(("recommended", "no cache for this load on this machine"))
     else:
         setting, latency = best.setting, best.latency
+        is_knee = latency.slo_share is None
         rows += [
-            ("recommended capacities", f"{format_setting(setting)} (the knee)"),
+            ("recommended capacities", format_setting(setting) + " (the knee)" * is_knee),
             ("recommended policy", setting.policy),
             ("recommended block size", f"{setting.block_size:,} tokens"),
             ("recommended load", _LOADS[setting.loads]),

@@ -24,6 +24,7 @@ _KNEE, _WITHOUT = "#d9534f", "#7f8791"
 _P50, _P99 = _COLORS[0], _COLORS[1]
 _SOURCES = {ENGINE: "#8a6fd1", "memory": "#2f9e78", "file": "#4a90d9", COMPUTED: "#b9c0c8"}
 _MAX_BARS = 20
+_THERE = "<figcaption>At the recommended capacities.</figcaption>"
 _GIB = float(1 << 30)
 _DASHES = (0, (3, 1))
 
@@ -55,13 +56,13 @@ def parts(times: Times) -> list[str]:
         found += [
             "<h2>First token by block size</h2>",
             html_keys([("p50", _P50, ""), ("p99", _P99, "6 2")]),
-            f"<figure>{blocks_svg(times)}<figcaption>At the knee.</figcaption></figure>",
+            f"<figure>{blocks_svg(times)}{_THERE}</figure>",
         ]
     if len(times.near("policy", "loads")) > 1:
         found += [
             "<h2>First token by policy</h2>",
             html_keys([("p50", _P50, ""), ("p99", _P99, "")]),
-            f"<figure>{policies_svg(times)}<figcaption>At the knee.</figcaption></figure>",
+            f"<figure>{policies_svg(times)}{_THERE}</figure>",
         ]
     return found + _settings(times, times.best)
 
@@ -97,7 +98,7 @@ def _capacity_keys(times: Times) -> list[tuple[str, str, str]]:
         for memory, color in zip(_lines(times), _COLORS, strict=False)
     ]
     keys.append(("no cache", _WITHOUT, ""))
-    return keys + [("the knee", _KNEE, "2 2")] * (times.best is not None)
+    return keys + [("recommended", _KNEE, "2 2")] * (times.best is not None)
 
 
 def _total(timed: Timed) -> float:

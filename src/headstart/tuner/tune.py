@@ -94,7 +94,7 @@ def tune(
 ) -> Tuned:
     """Find it. By default at some capacities up to the one that is enough. Raises ConfigError."""
     for name in policies:
-        if name not in names():
+        if name.partition("=")[0] not in names():
             raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
     if not policies or min(capacities_tokens, default=1) < 1:
         raise ConfigError("a policy at least is tried, at capacities of at least one token")
