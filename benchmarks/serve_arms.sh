@@ -3,10 +3,12 @@
 #
 #     benchmarks/serve_arms.sh [FOLDER] [WORKLOAD ...]
 #
-# SmolLM2-135M in float32, computing on one core; vLLM's own prefix cache with a pool that the load
-# does not fit in, against the same with Headstart and a node of its own. Writes a file of
-# `headstart bench serve` a workload into FOLDER. ROUNDS: pairs, 3 by default. TRACES: the folder of
-# the public traces, without which the two workloads made from them are left out.
+# SmolLM2-135M in float32, computing on one core, one request at a time: of two that come at once an
+# engine takes both into one step, or not, and TTFT is one or the other by chance.
+# Arms: vLLM's own prefix cache with a pool that the load does not fit in, against the same with
+# Headstart and a node of its own. Writes a file of `headstart bench serve` a workload into FOLDER.
+# ROUNDS: pairs, 3 by default. TRACES: the folder of the public traces, without which the two
+# workloads made from them are left out.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -49,7 +51,7 @@ measure() {  # NAME ARMS PHASES OPTIONS...
     done
     echo "== $name"
     "$bin/headstart" bench serve "${words[@]}" --phases "$phases" --rounds "$rounds" "$@" \
-        --block-size 32 --concurrency 2 --serve-model "$model" --node-config "$config" \
+        --block-size 32 --concurrency 1 --serve-model "$model" --node-config "$config" \
         --root "$folder/root" --json "$folder/$name.json" -- "${served[@]}"
 }
 
