@@ -64,7 +64,7 @@ def test_times_prices_and_settings(capsys, trace, hardware, tmp_path):
     for text in (
         "no limit",
         "TTFT p50",
-        "the knee",
+        "recommended",
         "in SLO",
         "a month",
         "saves",

@@ -290,6 +290,14 @@ def test_the_knee_is_where_doubling_the_price_stops_to_pay():
     assert recommended(later) is None, "p99 must not become later"
 
 
+def test_of_one_price_the_planner_is_taken_unless_another_is_better():
+    tried = [at(0, 1.0), at(1, 0.5)]
+    other = replace(tried[1].setting, loads=Loads.ALWAYS)
+    assert recommended([*tried, at(1, 0.499, setting=other)]) is tried[1]
+    better = at(1, 0.49, setting=other)
+    assert recommended([*tried, better]) is better
+
+
 def test_of_settings_that_save_what_they_cost_one_is_recommended():
     none, small = at(0, 1.0, saved_month=0.0), at(10, 0.5, saved_month=15.0)
     large = at(100, 0.1, saved_month=50.0)

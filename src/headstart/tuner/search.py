@@ -40,6 +40,8 @@ TIME_GAIN = 0.1
 """By which a doubling of the price has to make times shorter."""
 MET_SHARE = 0.99
 """Of the requests, with which a service level is met."""
+_BETTER = 0.005
+"""By which another setting of the same price has to be better than what one expects."""
 _LATER = 1.005
 """A p99 that is not later by more is not later."""
 _ROUND = ((64 << 30, 1 << 30), (64 << 20, 1 << 20), (0, PAGE_NBYTES))
@@ -159,7 +161,7 @@ def search(
 def front(tried: Sequence[Timed]) -> list[Timed]:
     """What nothing beats, of what can be run, by price. Differences that are not printed are none.
 
-    Of settings that are equal in all of it, the first one.
+    What is only better by a hair than the same with `lru` and the planner, stands back for that.
     """
     found: list[Timed] = []
     runnable = [each for each in tried if each.setting.policy not in ONLY_SIMULATED]
@@ -168,7 +170,12 @@ def front(tried: Sequence[Timed]) -> list[Timed]:
         aims = _aims(each)
         if not any(all(a <= b for a, b in zip(_aims(other), aims, strict=True)) for other in found):
             found.append(each)
-    return sorted(found, key=lambda each: (each.weight, each.latency.p50_s))
+    by_setting = {each.setting: each for each in runnable}
+    for index, each in enumerate(found):
+        usual = by_setting.get(replace(each.setting, policy="lru", loads=Loads.PLANNED))
+        if usual is not None and usual not in found and gain(usual, each) <= _BETTER:
+            found[index] = usual
+    return sorted(found, key=lambda each: (each.weight, _surprise(each.setting)))
 
 
 def _aims(timed: Timed) -> tuple[float, ...]:
@@ -208,8 +215,12 @@ def recommended(tried: Sequence[Timed], time_gain: float = TIME_GAIN) -> Timed |
 def knee(ranked: Sequence[Timed], time_gain: float) -> Timed:
     """See the module; of settings by price, at least one."""
     steps = [ranked[0]]
-    for each in ranked:
-        if gain(steps[-1], each) > 0.0:
+    for each in ranked[1:]:
+        better = gain(steps[-1], each)
+        if each.weight == steps[-1].weight:
+            if better > _BETTER:
+                steps[-1] = each
+        elif better > 0.0:
             steps.append(each)
     best = steps[0]
     for number, (here, after) in enumerate(pairwise(steps)):
@@ -220,7 +231,8 @@ def knee(ranked: Sequence[Timed], time_gain: float) -> Timed:
 
 def _is_worth(here: Timed, dearer: Timed, time_gain: float) -> bool:
     doublings = math.log2(dearer.weight / here.weight) if here.weight else 1.0
-    return gain(here, dearer) >= 1.0 - (1.0 - time_gain) ** max(1.0, doublings)
+    least = 1.0 - math.pow(1.0 - time_gain, max(1.0, doublings))
+    return gain(here, dearer) >= least
 
 
 def gain(one: Timed, other: Timed) -> float:
@@ -230,4 +242,4 @@ def gain(one: Timed, other: Timed) -> float:
         * (other.latency.p99_s / one.latency.p99_s)
         * (one.latency.most_per_s / other.latency.most_per_s)
     )
-    return float(1.0 - ratio ** (1 / 3))
+    return 1.0 - math.cbrt(ratio)
