@@ -22,7 +22,6 @@ from headstart.cli.tune_latency import (
 )
 from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
-from headstart.policies import POLICIES
 
 if TYPE_CHECKING:
     from headstart.tuner.tier_report import TierPoint
@@ -40,9 +39,7 @@ class CurveOptions:
     ] = None
     policies: Annotated[
         str,
-        typer.Option(
-            help=f"Of {', '.join(POLICIES)} and, only simulated, lfu, sieve, optimal (the bound)."
-        ),
+        typer.Option(help="As in settings; only simulated: lfu, sieve, optimal (the bound)."),
     ] = "lru"
     gain: Annotated[
         str, typer.Option(help="Share of the tokens that doubling a capacity has to add.")
