@@ -5,7 +5,8 @@
 SmolLM2-135M in float32, computing on one core. Each scenario starts a server, sends a load with
 `headstart bench serve`, keeps what a user has afterwards (/metrics before and after, the results,
 the server's log, and for two of them two numbers that only the user knows), and asks the doctor.
-`--only` takes some of them; `--keep FOLDER` keeps the files.
+`--only` takes some of them; `--keep FOLDER` keeps the files. `healthy` has been right; `slow_tier`
+asks the same load twice, which the doctor takes for a mistake of the measurement: to be mended.
 """
 
 from __future__ import annotations
