@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from operator import truediv
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from headstart.bench.environment import describe
 from headstart.bench.vllm import VllmServer, serving
@@ -126,6 +126,7 @@ class _Campaign:
         for bytes_per_s in self._options.bytes_per_s:
             document["speeds"].append(self._at(bytes_per_s, prompts))  # type: ignore[attr-defined]
             self._save(document)
+        _show_behind(document["speeds"])  # type: ignore[arg-type]
         scenarios = {
             "drop": self._drop,
             "stall": self._stall,
@@ -408,6 +409,13 @@ def _against_best(ttft: dict[str, dict[str, list[float]]]) -> dict[str, float]:
         )
         for length, planned in ttft["planned"].items()
     }
+
+
+def _show_behind(speeds: list[dict[str, dict[str, float]]]) -> None:
+    """How far the plan is behind the better of all and nothing, the mean over all points."""
+    behind = [max(0.0, each - 1.0) for speed in speeds for each in speed["against_best"].values()]
+    if behind:
+        print(f"behind the better of all and nothing: {fmean(behind):.1%} of {len(behind)} points")
 
 
 def _mean(one: float, other: float) -> float:

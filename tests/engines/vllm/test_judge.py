@@ -275,6 +275,18 @@ def test_nobody_is_put_off_for_nothing(rig):
     assert not poll(rig, rig.add("second", promise=promise(load_s=5.0, hedge_s=0.03)))
 
 
+def test_a_promise_anew_is_a_say_anew(rig):
+    """A preempted request asks again: what it had decided about the first promise is over."""
+    rig.add("first", promise=promise(load_s=0.1, hedge_s=0.03))
+    second = rig.add("second", promise=promise(load_s=5.0, hedge_s=0.03))
+    assert poll(rig, second), "put off"
+    assert not poll(rig, second)
+    anew = promise(load_s=5.0, hedge_s=0.03)
+    anew.num_kept, anew.ticket = 10, 1
+    second.promised(anew)
+    assert poll(rig, second), "put off again"
+
+
 # ---------------------------------------------------------------------------------- what came of it
 
 

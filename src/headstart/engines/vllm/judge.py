@@ -8,7 +8,7 @@ compute for requests that run anyway are no loss to it, what those behind it hav
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -79,7 +79,7 @@ class Judge:
         return max(self._options.lookup_budget, _LOOKUP_SHARE * recompute_s)
 
     def waits(
-        self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
+        self, record: Record, others: Collection[Record], *, num_local: int, ready: int, now: float
     ) -> bool:
         """Whether a request whose promotion goes on waits for it, once more."""
         if self._goes_on(record, others, num_local=num_local, ready=ready, now=now):
@@ -88,7 +88,7 @@ class Judge:
         return self._is_put_off(record, others, ready)
 
     def _goes_on(
-        self, record: Record, others: Iterable[Record], *, num_local: int, ready: int, now: float
+        self, record: Record, others: Collection[Record], *, num_local: int, ready: int, now: float
     ) -> bool:
         """Whether its own patience lasts; if so, it is charged for who overtakes it."""
         assert record.promise is not None
@@ -220,7 +220,7 @@ class Judge:
             num_local=num_local,
         )
 
-    def _is_put_off(self, record: Record, others: Iterable[Record], ready: int) -> bool:
+    def _is_put_off(self, record: Record, others: Collection[Record], ready: int) -> bool:
         """Whether one that would be computed now is asked once more, after those before it.
 
         They wait, and would be overtaken: they may rather be computed themselves. Only where the

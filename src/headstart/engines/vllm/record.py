@@ -105,6 +105,7 @@ class Record:
         if promise.is_late:
             self.told["outcome"] = "late look-up"
             return
+        self.is_leaving = False
         self.next_store = promise.num_kept
         self.told["held_tokens"] = promise.num_held * self.shape.block_size
         if promise.plan is not None and promise.num_held:
