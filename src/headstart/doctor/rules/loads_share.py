@@ -86,7 +86,7 @@ def _ranks(known: Known) -> Iterator[Sign]:
             margin=min(
                 many.ratio / (1.0 - _THIRD * gains[0]), (1.0 - _GAIN) / max(few.ratio, 0.01)
             ),
-            explained_s=gains[0] * (many.without.number("ttft") or 0.0) - many.gain_s,
+            explained_s=gains[0] * many.times[0] - many.gain_s,
             evidence=(
                 say(
                     "with {few.ranks} rank a hit saves {first}, with {many.ranks} ranks {last}: "
