@@ -276,7 +276,8 @@ def _headstart(tell: Teller) -> Iterator[Fact]:
     hits = metrics.growth(h + "hits")
     copied, waited = metrics.growth(h + "load_copy_seconds"), metrics.growth(h + "wait_seconds")
     if hits and copied is not None:
-        requests = metrics.growth(f"vllm:{_TTFT}_count") or hits
+        looked_up = metrics.growth(h + "lookups") or 0.0
+        requests = metrics.growth(f"vllm:{_TTFT}_count") or max(looked_up, hits)
         yield from tell.one("load", (copied + (waited or 0.0)) / requests, h + "load_copy_seconds")
         nbytes = metrics.growth(h + "load_bytes")
         if nbytes is not None:
