@@ -247,3 +247,8 @@ def test_a_server_that_idles_when_it_is_asked_says_nothing_about_room():
     arm = known(SCENARIOS["small pool"]).situations[0]
     assert arm.number("running") == arm.number("waiting") == 0
     assert arm.fact("kv_usage") is None
+
+
+def test_ten_requests_have_a_slowest_tenth():
+    assert known(SCENARIOS["small pool"]).arms[0].number("ttft_p90") > 10
+    assert known(SCENARIOS["large blocks"]).arms[0].number("ttft_p90") is None

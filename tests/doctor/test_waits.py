@@ -76,6 +76,9 @@ def test_lookups_that_vllm_put_off_are_waits_of_the_queue():
     assert known.top.number("queue_load") == pytest.approx(3.2)
     assert stages(known) == {"queue": 0.4, "load": 3.2, "prefill": 0.4, "rest": 0.0}
     assert "queue_dominates" not in rules(known)
+    # None were put off: nothing is known of the loads.
+    known = told("", page.replace("160.0", "0.0"))
+    assert (known.top.number("queue_load"), stages(known)["queue"]) == (None, 3.6)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def facts(metrics: Metrics) -> Iterator[Fact]:
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _DEFERRED = "vllm:num_requests_waiting_by_reason"
+_AWAITED = "headstart:wait_seconds"
+_PUT_OFF = "vllm:kv_offload_lookup_async_delay_seconds_sum"
 _SOME = 4.0
 """Requests from which what they wait for says something of all."""
 
@@ -103,23 +105,26 @@ def _vllm_queue(tell: Teller) -> Iterator[Fact]:
 
     A request is scheduled, which ends its queue time, when it first runs: after its asynchronous
     load, and after all answers of a connector that it does not know yet (vLLM's
-    `get_num_new_matched_tokens`). By what the connector counted: Headstart's waits, or the look-ups
-    that vLLM's own offloading put off. By nothing but the requests that wait now for either reason:
-    their share (Little's law), from four on.
+    `get_num_new_matched_tokens`). Headstart counts those waits. Of others at least the look-ups
+    that vLLM's own offloading put off are told, and how many of those that wait now do so for
+    either reason: their share of the time, by Little's law, from four that wait on.
     """
     metrics, queue = tell.metrics, "vllm:request_queue_time_seconds"
     yield from tell.mean("queue", queue)
     requests, seconds = metrics.growth(f"{queue}_count"), metrics.mean(queue)
     if not requests or not seconds:
         return
-    for name in ("headstart:wait_seconds", "vllm:kv_offload_lookup_async_delay_seconds_sum"):
-        waited = metrics.growth(name)
-        if waited is not None:
-            yield from tell.one("queue_load", min(seconds, waited / requests), name)
-            return
+    waited = metrics.growth(_AWAITED)
+    if waited is not None:
+        yield from tell.one("queue_load", min(seconds, waited / requests), _AWAITED)
+        return
     waiting, deferred = metrics.now(_WAITING[0]) or 0.0, _deferred(metrics)
-    if deferred and waiting >= _SOME:
-        yield from tell.one("queue_load", seconds * min(1.0, deferred / waiting), _DEFERRED)
+    told = [((metrics.growth(_PUT_OFF) or 0.0) / requests, _PUT_OFF)]
+    if waiting >= _SOME:
+        told.append((seconds * deferred / waiting, _DEFERRED))
+    longest, name = max(told)
+    if longest:
+        yield from tell.one("queue_load", min(seconds, longest), name)
 
 
 def _vllm_hits(tell: Teller) -> Iterator[Fact]:
