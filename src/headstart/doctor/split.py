@@ -98,7 +98,7 @@ def split_of(known: Known, arm: Group) -> Split | None:
 def queued_s(known: Known, arm: Group) -> float | None:
     """What an arm queues, without the loads and look-ups that its engine counts as queue."""
     queue = arm.number("queue")
-    return None if queue is None else queue - _inside(known, arm).queue
+    return None if queue is None else max(0.0, queue - _inside(known, arm).queue)
 
 
 def _stages(known: Known, arm: Group) -> Iterator[Stage]:
@@ -115,7 +115,7 @@ def _stages(known: Known, arm: Group) -> Iterator[Stage]:
         yield Stage(name="ready, not run", seconds=gap, is_measured=True)
     prefill = arm.number("prefill")
     if prefill is not None:
-        computing = prefill - _inside(known, arm).prefill
+        computing = max(0.0, prefill - _inside(known, arm).prefill)
         yield Stage(name="prefill", seconds=computing, is_measured=True)
         return
     prompt, hit, rate = arm.number("prompt"), hit_tokens(arm), prefill_rate(known)
