@@ -194,6 +194,58 @@ def test_a_mean_that_is_above_a_median_is_no_slower_hit():
     assert "hit_slower" in rules(told(OFF.format("mean", 2) + arm.format(2.8) + tier))
 
 
+SWEEP = """[[arms]]
+name = "1"
+cache = "on"
+concurrency = 1
+ttft_p50 = "0.2 s"
+
+[[arms]]
+name = "8"
+cache = "on"
+concurrency = 8
+ttft_p50 = "0.8 s"
+
+[[arms]]
+name = "32"
+cache = "on"
+concurrency = 32
+ttft_{} = "5 s"
+"""
+TWO = """[[arms]]
+name = "by hash"
+cache = "on"
+routing = "hash"
+ttft_{} = 5
+
+[[arms]]
+name = "in turn"
+cache = "on"
+routing = "in turn"
+ttft_p50 = 2
+"""
+NO_HITS = """[[arms]]
+name = "without"
+cache = "off"
+ttft_p50 = 2
+
+[[arms]]
+name = "with"
+cache = "on"
+hit_rate = 0
+ttft_{} = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [(SWEEP, "service_bound"), (TWO, "routing_costs"), (NO_HITS, "cost_without_hits")],
+)
+def test_a_mean_says_nothing_beside_medians(text, rule):
+    assert rule in rules(told(text.format("p50")))
+    assert rule not in rules(told(text.format("mean")))
+
+
 def test_a_load_in_the_queue_is_what_makes_a_hit_slower():
     text = OFF.format("p50", 4) + MEDIAN.format(10.0) + "hit_rate = 0.9\nqueue = 9\n{}\n"
     head = 'engine = "vllm"\nconnector = "mooncake"\n'

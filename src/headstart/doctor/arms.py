@@ -40,9 +40,7 @@ class Pair:
     @property
     def key(self) -> str:
         """What both tell, median or mean; `ttft` where one tells only the other."""
-        both = (self.without, self.hit)
-        keys = ("ttft_p50", "ttft_mean")
-        return next((key for key in keys if all(arm.number(key) for arm in both)), "ttft")
+        return common(self.without, self.hit) or "ttft"
 
     @property
     def times(self) -> tuple[float, float]:
@@ -66,6 +64,12 @@ class Pair:
         """See `noise`; a mean and a median differ by themselves."""
         least = TOLERANCE - 1.0 if self.key == "ttft" else 0.0
         return max(least, noise(self.without, self.hit))
+
+
+def common(one: Group, other: Group) -> str:
+    """The key of the TTFT that both tell: median or mean; empty if there is none."""
+    keys = ("ttft_p50", "ttft_mean")
+    return next((key for key in keys if one.number(key) and other.number(key)), "")
 
 
 def pairs(known: Known) -> Iterator[Pair]:
