@@ -38,19 +38,38 @@ class Pair:
     hit: Group
 
     @property
+    def key(self) -> str:
+        """What both tell, median or mean; `ttft` where one tells only the other."""
+        return common(self.without, self.hit) or "ttft"
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """TTFT of the first and of the second."""
+        return self.without.number(self.key) or 0.0, self.hit.number(self.key) or 0.0
+
+    @property
     def ratio(self) -> float:
         """TTFT of the second by that of the first."""
-        return (self.hit.number("ttft") or 0.0) / (self.without.number("ttft") or math.inf)
+        before, after = self.times
+        return after / (before or math.inf)
 
     @property
     def gain_s(self) -> float:
         """Seconds by which the hit is sooner; below zero: later."""
-        return (self.without.number("ttft") or 0.0) - (self.hit.number("ttft") or 0.0)
+        before, after = self.times
+        return before - after
 
     @property
     def noise(self) -> float:
-        """See `noise`."""
-        return noise(self.without, self.hit)
+        """See `noise`; a mean and a median differ by themselves."""
+        least = TOLERANCE - 1.0 if self.key == "ttft" else 0.0
+        return max(least, noise(self.without, self.hit))
+
+
+def common(one: Group, other: Group) -> str:
+    """The key of the TTFT that both tell: median or mean; empty if there is none."""
+    keys = ("ttft_p50", "ttft_mean")
+    return next((key for key in keys if one.number(key) and other.number(key)), "")
 
 
 def pairs(known: Known) -> Iterator[Pair]:

@@ -24,7 +24,7 @@ from headstart.doctor.arms import (
 )
 from headstart.doctor.facts import Evidence, Group, Known, say
 from headstart.doctor.quantities import show_bytes_per_s, show_share
-from headstart.doctor.split import split_of
+from headstart.doctor.split import split_of, whole
 from headstart.units import format_seconds
 
 _LEAST_GAIN = 0.25
@@ -42,8 +42,8 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
         if gain > max(pair.noise, wanted):
             good.append(
                 say(
-                    "with hits the first token comes after {hit.ttft} instead of {without.ttft}: "
-                    "{gain} sooner",
+                    f"with hits the first token comes after {{hit.{pair.key}}} instead of "
+                    f"{{without.{pair.key}}}: {{gain}} sooner",
                     hit=pair.hit,
                     without=pair.without,
                     gain=show_share(gain),
@@ -52,8 +52,8 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
         elif _nothing_to_hit(pair.hit) and abs(gain) <= pair.noise:
             good.append(
                 say(
-                    "nothing could be hit, and the cache costs nothing: {hit.ttft} against "
-                    "{without.ttft}",
+                    f"nothing could be hit, and the cache costs nothing: {{hit.{pair.key}}} "
+                    f"against {{without.{pair.key}}}",
                     hit=pair.hit,
                     without=pair.without,
                 )
@@ -62,7 +62,7 @@ def signs_of_health(known: Known) -> Iterator[Evidence]:
             good.append(
                 say(
                     "the device hits {hit.local_hit_rate} by itself, and the tier beside it costs "
-                    "nothing: {hit.ttft} against {without.ttft}",
+                    f"nothing: {{hit.{pair.key}}} against {{without.{pair.key}}}",
                     hit=pair.hit,
                     without=pair.without,
                 )
@@ -123,11 +123,6 @@ def _fast_enough(known: Known) -> Iterator[Evidence]:
             )
 
 
-def _gain(arm: Group, computing: float) -> float:
-    """Share of the time to compute that a hit saved."""
-    return 1.0 - (arm.number("ttft") or 0.0) / computing
-
-
 def _nothing_to_hit(arm: Group) -> bool:
     shareable, shared = arm.number("shareable_share"), arm.number("shared_tokens")
     prompt = arm.number("prompt")
@@ -138,11 +133,14 @@ def _nothing_to_hit(arm: Group) -> bool:
 
 def _spent_well(known: Known, arm: Group) -> Iterator[Evidence]:
     """It is far sooner than computing would be, or computing what was not held is most of it."""
-    prompt, rate = arm.number("prompt"), prefill_rate(known)
+    prompt, rate, ttft = arm.number("prompt"), prefill_rate(known), whole(arm)
+    if ttft is None:
+        return
     computing = prompt / rate if prompt and rate else 0.0
-    if computing and hit_share(arm) and _gain(arm, computing) > _LEAST_GAIN:
+    if computing and hit_share(arm) and 1.0 - ttft.seconds / computing > _LEAST_GAIN:
         yield say(
-            "the first token comes after {arm.ttft}; computing {arm.prompt} takes {computing}",
+            f"the first token comes after {{arm.{ttft.key}}}; computing {{arm.prompt}} takes "
+            "{computing}",
             arm=arm,
             computing=format_seconds(computing),
         )
@@ -161,4 +159,6 @@ def _spent_well(known: Known, arm: Group) -> Iterator[Evidence]:
         and abs(rest) < max(MATERIAL, 1 - _MOST) * split.ttft_s
         and (hit_share(arm) or 0.0) < 1 - MATERIAL
     ):
-        yield say("most of {arm.ttft} is computing what was not held: {arm.prefill}", arm=arm)
+        yield say(
+            f"most of {{arm.{ttft.key}}} is computing what was not held: {{arm.prefill}}", arm=arm
+        )

@@ -114,9 +114,10 @@ class Times(Strict):
 
 
 class Stages(Strict):
-    """Where a first token's time goes (median of one request)."""
+    """Where a first token's time goes (of one request; medians, or means beside `ttft_mean`)."""
 
-    queue: Seconds | None = told("waiting before anything is done for it")
+    queue: Seconds | None = told("waiting before it runs, by the engine's clock")
+    queue_load: Seconds | None = told("of that, waiting for its load; vLLM counts it as queue")
     hash: Seconds | None = told("making keys: hashing tokens, images, text")
     lookup: Seconds | None = told("asking what is held, all tiers and round trips")
     lookup_p99: Seconds | None = told("99th percentile of that")

@@ -32,7 +32,7 @@ _AVERAGES = {
     "output_throughput": ("throughput", 1.0),
     "request_throughput": ("request_throughput", 1.0),
 }
-_LEAST = {0.9: 30, 0.99: 300}
+_LEAST = {0.9: 10, 0.99: 300}
 """Requests from which a quantile says something."""
 
 

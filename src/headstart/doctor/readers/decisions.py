@@ -1,13 +1,13 @@
 """Headstart's decision log, as `headstart node decisions --json FILE` writes it: JSON lines.
 
-Figures are medians over the requests that loaded anything; where none did, over all.
+Figures are means over all requests, those that loaded nothing among them, as those of metrics are.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from headstart.doctor.facts import Fact, Source
@@ -62,14 +62,14 @@ def _record(line: str) -> dict[str, float] | None:
 def _facts(path: str, records: Sequence[dict[str, float]]) -> list[Fact]:
     if not records:
         return []
-    loaded = [record for record in records if record["loaded_tokens"] > 0] or list(records)
     figures = {
         "num_requests": float(len(records)),
-        "prompt_tokens": mean(record["prompt_tokens"] for record in loaded),
-        "cached_tokens": mean(record["loaded_tokens"] for record in loaded),
-        "load": median(record["actual_load_s"] for record in loaded),
-        "prefill": median(record["actual_prefill_s"] for record in loaded),
+        "prompt_tokens": mean(record["prompt_tokens"] for record in records),
+        "cached_tokens": mean(record["loaded_tokens"] for record in records),
+        "load": mean(record["actual_load_s"] for record in records),
+        "prefill": mean(record["actual_prefill_s"] for record in records),
     }
+    loaded = [record for record in records if record["loaded_tokens"] > 0]
     if len(loaded) >= _TAIL:
         loads = sorted(record["actual_load_s"] for record in loaded)
         figures["load_p99"] = loads[int(0.99 * (len(loads) - 1))]

@@ -46,8 +46,8 @@ class _Series:
     labels: Labels
     values: list[float] = field(default_factory=list)
     """One a snapshot that has it."""
-    seen: int = 0
-    """Number of the last snapshot that has it."""
+    numbers: list[int] = field(default_factory=list)
+    """Those of the snapshots."""
     source: Source | None = None
 
     @property
@@ -103,8 +103,9 @@ class Metrics:
             # event.
             if not series.values and match[1] in earlier:
                 series.values.append(0.0)
+                series.numbers.append(number - 1)
             series.values.append(value)
-            series.seen = number
+            series.numbers.append(number)
             self._families.add(match[1])
             series.source = Source(path=document.path, line=line)
 
@@ -131,15 +132,31 @@ class Metrics:
 
     def now(self, name: str, **labels: str) -> float | None:
         """The last value of a gauge, over all series with these labels."""
-        last = max((each.seen for each in self._matching(name, {})), default=0)
+        last = max((each.numbers[-1] for each in self._matching(name, {})), default=0)
         found = self._matching(name, labels)
         # Engines that have gone by the last snapshot say no more.
-        return _sum(each.values[-1] for each in found if each.seen == last)
+        return _sum(each.values[-1] for each in found if each.numbers[-1] == last)
 
-    def largest(self, name: str, **labels: str) -> float | None:
-        """The largest value of a gauge in any series and snapshot."""
-        values = [max(each.values) for each in self._matching(name, labels)]
+    def largest(self, name: str, *, busy: Sequence[str] = (), **labels: str) -> float | None:
+        """The largest value of a gauge in any series and snapshot.
+
+        Of those snapshots in which one of the gauges `busy` is not zero, where any of them is told.
+        """
+        told = [each for gauge in busy for each in self._matching(gauge, labels)]
+        at = {
+            n for each in told for n, value in zip(each.numbers, each.values, strict=True) if value
+        }
+        values = [
+            value
+            for each in self._matching(name, labels)
+            for n, value in zip(each.numbers, each.values, strict=True)
+            if n in at or not told
+        ]
         return max(values, default=None)
+
+    def num_series(self, name: str) -> int:
+        """How many series tell it, such as one a rank."""
+        return len(list(self._matching(name, {})))
 
     def labels(self, name: str, **labels: str) -> Labels:
         """Those of its last series, for metrics that tell by labels."""

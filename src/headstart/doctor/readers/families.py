@@ -1,101 +1,24 @@
 """What the metrics of each program mean: names of its counters and gauges to the doctor's keys.
 
-Times are means, so that stages and the whole add up. Hit rates are in tokens. Names changed over
-the versions; of several for one thing the newest that is exposed counts.
+Times are means over all requests, so that stages and the whole add up. Hit rates are in tokens.
+Names changed over the versions; of several for one thing the newest that is exposed counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from headstart.doctor.facts import Fact, Source, Value
+from headstart.doctor.facts import Fact, Source
 from headstart.doctor.readers.exposition import Metrics
-from headstart.doctor.vocabulary import TOP
+from headstart.doctor.readers.teller import Teller
 
-_QUANTILES = {"ttft_p90": 0.9, "ttft_p99": 0.99}
-"""Without the median: stages are means, and would not add up to it."""
-_LEAST = {"ttft_p90": 30, "ttft_p99": 300}
-"""Requests from which a quantile says something."""
 _TAIL = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Teller:
-    """Makes facts of metrics, cited where the metric stands."""
-
-    metrics: Metrics
-
-    def first(self, *names: str) -> str:
-        """The first of several names that is exposed; the last if none is."""
-        return next((name for name in names if name in self.metrics), names[-1])
-
-    def one(
-        self, key: str, value: Value | None, name: str, scope: str = TOP, owner: str = ""
-    ) -> Iterator[Fact]:
-        """A fact, if there is a value; `name` is the metric to cite."""
-        if value is not None:
-            source = self.metrics.source(name)
-            yield Fact(key=key, value=value, source=source, scope=scope, owner=owner)
-
-    def mean(self, key: str, *names: str, factor: float = 1.0, **labels: str) -> Iterator[Fact]:
-        """The mean of a histogram."""
-        for name in names:
-            value = self.metrics.mean(name, **labels)
-            if value is not None:
-                yield from self.one(key, value * factor, f"{name}_sum")
-                return
-
-    def growth(self, key: str, *names: str) -> Iterator[Fact]:
-        """What a counter grew by."""
-        name = self.first(*names)
-        yield from self.one(key, self.metrics.growth(name), name)
-
-    def now(self, key: str, name: str, **labels: str) -> Iterator[Fact]:
-        """The last value of a gauge."""
-        yield from self.one(key, self.metrics.now(name, **labels), name)
-
-    def largest(self, key: str, *names: str, **labels: str) -> Iterator[Fact]:
-        """The largest value of a gauge of an engine; of any, where it is told of none alone."""
-        name, metrics = self.first(*names), self.metrics
-        value = metrics.largest(name, **labels)
-        yield from self.one(key, metrics.largest(name) if value is None else value, name)
-
-    def share(self, key: str, part: str, whole: str) -> Iterator[Fact]:
-        """A counter by another one."""
-        asked, hit = self.metrics.growth(whole), self.metrics.growth(part)
-        if asked and hit is not None:
-            yield from self.one(key, min(1.0, hit / asked), part)
-
-    def first_token(self, name: str) -> Iterator[Fact]:
-        """Mean, quantiles and number of a histogram of first tokens."""
-        yield from self.mean("ttft_mean", name)
-        count = self.metrics.growth(f"{name}_count")
-        if not count:
-            return
-        yield from self.one("num_requests", count, f"{name}_count")
-        for key, share in _QUANTILES.items():
-            if count >= _LEAST[key]:
-                yield from self.one(key, self.metrics.quantile(name, share), f"{name}_count")
-
-    def tier(
-        self, owner: str, kind: str = "", **figures: tuple[float | None, str]
-    ) -> Iterator[Fact]:
-        """A tier, if anything is told of it: keys with (value, name of the metric to cite)."""
-        told = {key: (value, name) for key, (value, name) in figures.items() if value is not None}
-        if not told:
-            return
-        last = next(reversed(told.values()))[1]
-        yield from self.one("name", owner, last, "tiers", owner)
-        if kind:
-            yield from self.one("kind", kind, last, "tiers", owner)
-        for key, (value, name) in told.items():
-            yield from self.one(key, value, name, "tiers", owner)
+_TTFT = "time_to_first_token_seconds"
 
 
 def facts(metrics: Metrics) -> Iterator[Fact]:
     """Of all programs that are in the metrics."""
-    teller = _Teller(metrics)
+    teller = Teller(metrics)
     yield from _vllm(teller)
     yield from _sglang(teller)
     yield from _lmcache(teller)
@@ -104,6 +27,11 @@ def facts(metrics: Metrics) -> Iterator[Fact]:
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_DEFERRED = "vllm:num_requests_waiting_by_reason"
+_AWAITED = "headstart:wait_seconds"
+_PUT_OFF = "vllm:kv_offload_lookup_async_delay_seconds_sum"
+_SOME = 4.0
+"""Requests from which what they wait for says something of all."""
 
 
 def load_of(metrics: Metrics, **labels: str) -> dict[str, tuple[float, Source]]:
@@ -132,17 +60,15 @@ def load_of(metrics: Metrics, **labels: str) -> dict[str, tuple[float, Source]]:
 
 def _deferred(metrics: Metrics, **labels: str) -> float:
     """vLLM's requests that wait for a load and not for room; they are among those waiting."""
-    name = "vllm:num_requests_waiting_by_reason"
-    return metrics.now(name, reason="deferred", **labels) or 0.0
+    return metrics.now(_DEFERRED, reason="deferred", **labels) or 0.0
 
 
-def _vllm(tell: _Teller) -> Iterator[Fact]:
+def _vllm(tell: Teller) -> Iterator[Fact]:
     metrics, v = tell.metrics, "vllm:"
-    if v + "time_to_first_token_seconds_sum" in metrics or v + "num_requests_running" in metrics:
-        name = tell.first(v + "time_to_first_token_seconds_sum", v + "num_requests_running")
+    if f"{v}{_TTFT}_sum" in metrics or v + "num_requests_running" in metrics:
+        name = tell.first(f"{v}{_TTFT}_sum", v + "num_requests_running")
         yield from tell.one("engine", "vllm", name)
-    yield from tell.first_token(v + "time_to_first_token_seconds")
-    yield from tell.mean("queue", v + "request_queue_time_seconds")
+    yield from tell.first_token(v + _TTFT)
     yield from tell.mean("prefill", v + "request_prefill_time_seconds")
     yield from tell.mean(
         "tpot", v + "request_time_per_output_token_seconds", v + "time_per_output_token_seconds"
@@ -150,16 +76,18 @@ def _vllm(tell: _Teller) -> Iterator[Fact]:
     yield from tell.mean("prompt_tokens", v + "request_prompt_tokens")
     yield from tell.mean("output_tokens", v + "request_generation_tokens")
     yield from tell.growth("num_preemptions", v + "num_preemptions")
-    # Queue and room are of one engine: what waits for one is not helped by another's room.
-    fullest = metrics.fullest(v + "num_requests_waiting", v + "num_requests_running")
+    # Queue and room are of one engine: what waits for one is not helped by another's room. An idle
+    # one has room whatever it lacked before.
+    gauges = v + "num_requests_waiting", v + "num_requests_running"
+    fullest = metrics.fullest(*gauges)
     yield from tell.now("running", v + "num_requests_running", **fullest)
     waiting = metrics.now(v + "num_requests_waiting", **fullest)
     if waiting is not None:
         waiting = max(0.0, waiting - _deferred(metrics, **fullest))
     yield from tell.one("waiting", waiting, v + "num_requests_waiting")
-    yield from tell.largest(
-        "kv_usage", v + "kv_cache_usage_perc", v + "gpu_cache_usage_perc", **fullest
-    )
+    usage = v + "kv_cache_usage_perc", v + "gpu_cache_usage_perc"
+    yield from tell.largest("kv_usage", *usage, busy=gauges, **fullest)
+    yield from _vllm_queue(tell)
     yield from _vllm_hits(tell)
     config = v + "cache_config_info"
     labels = metrics.labels(config, **fullest) or metrics.labels(config)
@@ -172,7 +100,34 @@ def _vllm(tell: _Teller) -> Iterator[Fact]:
     yield from _vllm_offload(tell)
 
 
-def _vllm_hits(tell: _Teller) -> Iterator[Fact]:
+def _vllm_queue(tell: Teller) -> Iterator[Fact]:
+    """The queue, and what of it is waiting for loads.
+
+    A request is scheduled, which ends its queue time, when it first runs: after its asynchronous
+    load, and after all answers of a connector that it does not know yet (vLLM's
+    `get_num_new_matched_tokens`). Headstart counts those waits. Of others at least the look-ups
+    that vLLM's own offloading put off are told, and how many of those that wait now do so for
+    either reason: their share of the time, by Little's law, from four that wait on.
+    """
+    metrics, queue = tell.metrics, "vllm:request_queue_time_seconds"
+    yield from tell.mean("queue", queue)
+    requests, seconds = metrics.growth(f"{queue}_count"), metrics.mean(queue)
+    if not requests or not seconds:
+        return
+    waited = metrics.growth(_AWAITED)
+    if waited is not None:
+        yield from tell.one("queue_load", min(seconds, waited / requests), _AWAITED)
+        return
+    waiting, deferred = metrics.now(_WAITING[0]) or 0.0, _deferred(metrics)
+    told = [((metrics.growth(_PUT_OFF) or 0.0) / requests, _PUT_OFF)]
+    if waiting >= _SOME:
+        told.append((seconds * deferred / waiting, _DEFERRED))
+    longest, name = max(told)
+    if longest:
+        yield from tell.one("queue_load", min(seconds, longest), name)
+
+
+def _vllm_hits(tell: Teller) -> Iterator[Fact]:
     """The external ones are of what the device did not hit."""
     metrics = tell.metrics
     asked = tell.first("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries")
@@ -188,7 +143,7 @@ def _vllm_hits(tell: _Teller) -> Iterator[Fact]:
         yield from tell.one("hit_rate", min(1.0, total / queries), hit)
 
 
-def _vllm_offload(tell: _Teller) -> Iterator[Fact]:
+def _vllm_offload(tell: Teller) -> Iterator[Fact]:
     metrics, o = tell.metrics, "vllm:kv_offload_"
     yield from tell.mean("lookup", o + "lookup_sync_delay_seconds")
     yield from tell.growth("num_alloc_failures", o + "allocation_failure")
@@ -217,11 +172,11 @@ def _vllm_offload(tell: _Teller) -> Iterator[Fact]:
         )
 
 
-def _sglang(tell: _Teller) -> Iterator[Fact]:
+def _sglang(tell: Teller) -> Iterator[Fact]:
     metrics, s = tell.metrics, "sglang:"
     if s + "num_running_reqs" in metrics:
         yield from tell.one("engine", "sglang", s + "num_running_reqs")
-    yield from tell.first_token(s + "time_to_first_token_seconds")
+    yield from tell.first_token(s + _TTFT)
     yield from tell.mean("queue", s + "queue_time_seconds")
     stage = s + "per_stage_req_latency_seconds"
     yield from tell.mean("prefill", stage, stage="prefill_forward")
@@ -230,17 +185,19 @@ def _sglang(tell: _Teller) -> Iterator[Fact]:
     )
     yield from tell.mean("prompt_tokens", s + "prompt_tokens_histogram")
     yield from tell.growth("num_preemptions", s + "num_retracted_requests")
-    fullest = metrics.fullest(s + "num_queue_reqs", s + "num_running_reqs")
+    gauges = s + "num_queue_reqs", s + "num_running_reqs"
+    fullest = metrics.fullest(*gauges)
     yield from tell.now("running", s + "num_running_reqs", **fullest)
     yield from tell.now("waiting", s + "num_queue_reqs", **fullest)
+    usage = s + "full_token_usage", s + "token_usage"
+    yield from tell.largest("kv_usage", *usage, busy=gauges, **fullest)
     for key, names in (
-        ("kv_usage", ("full_token_usage", "token_usage")),
         ("pool_tokens", ("max_total_num_tokens",)),
         ("block_size", ("page_size",)),
         ("host_pool_tokens", ("hicache_host_total_tokens",)),
     ):
         yield from tell.largest(key, *(s + name for name in names), **fullest)
-    yield from tell.mean("load", s + "load_back_duration_seconds")
+    yield from tell.per_request("load", s + "load_back_duration_seconds", s + _TTFT)
     yield from _sglang_hits(tell)
     yield from tell.tier(
         "hicache host",
@@ -255,7 +212,7 @@ def _sglang(tell: _Teller) -> Iterator[Fact]:
     )
 
 
-def _sglang_hits(tell: _Teller) -> Iterator[Fact]:
+def _sglang_hits(tell: Teller) -> Iterator[Fact]:
     """From tokens by where they came from, else from cached and all prompt tokens."""
     metrics, name = tell.metrics, "sglang:prefill_effective_tokens"
     parts = {mode: metrics.growth(name, mode=mode) for mode in metrics.values_of(name, "mode")}
@@ -280,7 +237,7 @@ def _sglang_hits(tell: _Teller) -> Iterator[Fact]:
         yield from tell.one("hit_rate", min(1.0, hit / asked), name)
 
 
-def _lmcache(tell: _Teller) -> Iterator[Fact]:
+def _lmcache(tell: Teller) -> Iterator[Fact]:
     metrics, c = tell.metrics, "lmcache:"
     asked = tell.first(c + "num_lookup_tokens", "lmcache_mp:lookup_requested_tokens")
     hit = tell.first(c + "num_lookup_hits", "lmcache_mp:lookup_hit_tokens")
@@ -290,7 +247,7 @@ def _lmcache(tell: _Teller) -> Iterator[Fact]:
     if requests and found is not None:
         yield from tell.one("found_tokens", found / requests, hit)
     yield from tell.mean("lookup", c + "time_to_lookup")
-    yield from tell.mean("load", c + "time_to_retrieve")
+    yield from tell.per_request("load", c + "time_to_retrieve", f"vllm:{_TTFT}")
     yield from _tail(tell, "lookup_p99", c + "time_to_lookup")
     yield from _tail(tell, "load_p99", c + "time_to_retrieve")
     read, written, get = (
@@ -313,7 +270,7 @@ def _lmcache(tell: _Teller) -> Iterator[Fact]:
         yield from tell.tier(owner, kind, reported_used=(metrics.now(name), name))
 
 
-def _headstart(tell: _Teller) -> Iterator[Fact]:
+def _headstart(tell: Teller) -> Iterator[Fact]:
     """Of a node (`headstart_...`), and of its connector inside vLLM (`headstart:...`)."""
     metrics, h = tell.metrics, "headstart:"
     name = tell.first(h + "lookup_seconds_sum", h + "lookups")
@@ -324,10 +281,12 @@ def _headstart(tell: _Teller) -> Iterator[Fact]:
     hits = metrics.growth(h + "hits")
     copied, waited = metrics.growth(h + "load_copy_seconds"), metrics.growth(h + "wait_seconds")
     if hits and copied is not None:
-        yield from tell.one("load", (copied + (waited or 0.0)) / hits, h + "load_copy_seconds")
+        looked_up = metrics.growth(h + "lookups") or 0.0
+        requests = metrics.growth(f"vllm:{_TTFT}_count") or max(looked_up, hits)
+        yield from tell.one("load", (copied + (waited or 0.0)) / requests, h + "load_copy_seconds")
         nbytes = metrics.growth(h + "load_bytes")
         if nbytes is not None:
-            yield from tell.one("load_nbytes", nbytes / hits, h + "load_bytes")
+            yield from tell.one("load_nbytes", nbytes / requests, h + "load_bytes")
     else:
         yield from tell.mean("load", h + "load_seconds")
     yield from _tail(tell, "load_p99", h + "load_seconds")
@@ -347,6 +306,6 @@ def _headstart(tell: _Teller) -> Iterator[Fact]:
         yield from tell.tier(tier, "memory" if tier == "memory" else "", **told)
 
 
-def _tail(tell: _Teller, key: str, name: str) -> Iterator[Fact]:
+def _tail(tell: Teller, key: str, name: str) -> Iterator[Fact]:
     if (tell.metrics.growth(f"{name}_count") or 0) >= _TAIL:
         yield from tell.one(key, tell.metrics.quantile(name, 0.99), f"{name}_count")

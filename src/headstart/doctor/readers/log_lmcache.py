@@ -144,7 +144,10 @@ class LmcacheLog:
 
     def _load(self) -> Iterator[Fact]:
         source = self._seconds.source
-        yield fact("load", self._seconds.quantile(0.5), source)
+        # Over all requests, as what they hit is: those that load nothing have no line.
+        loads, requests = self._seconds.count / len(self._by_rank), self._total.count
+        part = min(1.0, loads / requests) if requests else 1.0
+        yield fact("load", self._seconds.quantile(0.5) * part, source)
         if self._seconds.count >= _TAIL:
             yield fact("load_p99", self._seconds.quantile(0.99), source)
         each = sum(nbytes / tokens for nbytes, _, tokens in self._by_rank.values() if tokens)

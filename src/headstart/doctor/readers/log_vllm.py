@@ -319,16 +319,17 @@ class VllmLog:
                 label, read, seconds, written, "memory" if "primary" in label else "file"
             )
         yield from add("nixl", total("nixl bytes"), total("nixl seconds"), 0.0, "network")
-        yield from self._headstart(total("hits"), total("load_bytes"))
+        if total("hits"):
+            yield from self._headstart(max(total("lookups"), total("hits")), total("load_bytes"))
 
-    def _headstart(self, hits: float, nbytes: float) -> Iterator[Fact]:
-        """Headstart's own sums: see headstart.engines.vllm.stats."""
+    def _headstart(self, requests: float, nbytes: float) -> Iterator[Fact]:
+        """Headstart's own sums (see headstart.engines.vllm.stats), over all that were looked up."""
         waited, copied = (
             self._transfers.get((name, "")) for name in ("wait_seconds", "load_copy_seconds")
         )
-        if not hits or copied is None:
+        if copied is None:
             return
         seconds = copied.total + (waited.total if waited else 0.0)
         yield fact("connector", "headstart", copied.source)
-        yield fact("load", seconds / hits, copied.source)
-        yield fact("load_nbytes", nbytes / hits, copied.source)
+        yield fact("load", seconds / requests, copied.source)
+        yield fact("load_nbytes", nbytes / requests, copied.source)

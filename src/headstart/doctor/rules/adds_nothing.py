@@ -23,7 +23,7 @@ def find(known: Known) -> Iterator[Sign]:
                 evidence=(
                     say(
                         "the device hits {hit.local_hit_rate} by itself; with the tier the first "
-                        "token takes {hit.ttft} instead of {without.ttft}",
+                        f"token takes {{hit.{pair.key}}} instead of {{without.{pair.key}}}",
                         hit=pair.hit,
                         without=pair.without,
                     ),

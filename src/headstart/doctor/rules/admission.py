@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from headstart.doctor.arms import TOLERANCE, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+from headstart.doctor.split import queued_s
 
 _HALF = 0.5
 
@@ -33,7 +34,7 @@ def find(known: Known) -> Iterator[Sign]:
         yield Sign(
             strength=Strength.COMPUTED if margin or is_reached else strength,
             margin=min(ratio(_HALF, told[0]), ratio(told[1], told[2])),
-            explained_s=arm.number("queue"),
+            explained_s=queued_s(known, arm),
             evidence=(
                 say(
                     "{arm.waiting} wait and {arm.running} run, with {arm.kv_usage} of the KV in use"

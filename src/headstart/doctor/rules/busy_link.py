@@ -42,7 +42,8 @@ def find(known: Known) -> Iterator[Sign]:
                 evidence=(
                     say(
                         "device memory is busy {hit.memory_busy} with hits, {without.memory_busy} "
-                        "without; the first token takes {hit.ttft} instead of {without.ttft}",
+                        f"without; the first token takes {{hit.{pair.key}}} instead of "
+                        f"{{without.{pair.key}}}",
                         hit=pair.hit,
                         without=pair.without,
                     ),

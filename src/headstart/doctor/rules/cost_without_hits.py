@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import alike, hit_share, hitting, noise
+from headstart.doctor.arms import alike, common, hit_share, hitting, noise
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -28,7 +28,9 @@ def find(known: Known) -> Iterator[Sign]:
 
 
 def _slower(without: Group, hit: Group) -> Iterator[Sign]:
-    for key, inverse in (("ttft", False), ("request_throughput", True), ("throughput", True)):
+    ttft = common(without, hit)
+    told = [(ttft, False)] if ttft else []
+    for key, inverse in (*told, ("request_throughput", True), ("throughput", True)):
         before, after = without.number(key), hit.number(key)
         if not before or not after:
             continue

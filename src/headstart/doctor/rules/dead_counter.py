@@ -30,8 +30,8 @@ def find(known: Known) -> Iterator[Sign]:
                 margin=ratio(1.0 / pair.ratio, _FASTER),
                 evidence=(
                     say(
-                        "asked again, the first token comes after {hit.ttft} instead of "
-                        f"{{without.ttft}}, and the counter says {{hit.{key}}} hits",
+                        f"asked again, the first token comes after {{hit.{pair.key}}} instead of "
+                        f"{{without.{pair.key}}}, and the counter says {{hit.{key}}} hits",
                         hit=pair.hit,
                         without=pair.without,
                     ),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from headstart.doctor.arms import one_loader, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+from headstart.doctor.split import queued_s
 
 _SLOWER = 5.0
 _STEPS = 10.0
@@ -43,7 +44,7 @@ def find(known: Known) -> Iterator[Sign]:
             yield Sign(
                 strength=Strength.SEEN,
                 margin=min(ratio(frozen[0], frozen[1]), ratio(frozen[2], _STEPS)),
-                explained_s=arm.number("queue"),
+                explained_s=queued_s(known, arm),
                 evidence=(
                     say(
                         "nothing was admitted for {arm.steps_without_admission} steps, with "

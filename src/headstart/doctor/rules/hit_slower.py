@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from headstart.doctor.arms import Pair, hit_share, is_low, pairs
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+from headstart.doctor.split import queued_s
 
 _NOTHING = 0.05
 
@@ -22,7 +23,7 @@ def find(known: Known) -> Iterator[Sign]:
     for pair in pairs(known):
         if pair.ratio <= 1.0 + pair.noise or is_low(hit_share(pair.hit), _NOTHING):
             continue
-        if not _has_tier(known, pair.hit) or _queued(pair):
+        if not _has_tier(known, pair.hit) or _queued(known, pair):
             continue
         yield Sign(
             strength=Strength.COMPARED,
@@ -30,7 +31,8 @@ def find(known: Known) -> Iterator[Sign]:
             explained_s=-pair.gain_s,
             evidence=(
                 say(
-                    "{hit.name}: first token after {hit.ttft}; {without.name}: {without.ttft}",
+                    f"{{hit.name}}: first token after {{hit.{pair.key}}}; {{without.name}}: "
+                    f"{{without.{pair.key}}}",
                     hit=pair.hit,
                     without=pair.without,
                 ),
@@ -47,8 +49,8 @@ def _has_tier(known: Known, arm: Group) -> bool:
     return bool(known.connector) and (arm.text("cache") == "warm" or hit_share(arm) is not None)
 
 
-def _queued(pair: Pair) -> bool:
-    queue, before = pair.hit.number("queue"), pair.without.number("queue")
+def _queued(known: Known, pair: Pair) -> bool:
+    queue, before = queued_s(known, pair.hit), queued_s(known, pair.without)
     return queue is not None and queue - (before or 0.0) > -0.5 * pair.gain_s
 
 

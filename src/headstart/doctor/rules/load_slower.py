@@ -15,7 +15,7 @@ from headstart.doctor.arms import TOLERANCE, break_even, hitting, pairs, ratio, 
 from headstart.doctor.facts import Evidence, Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Stage, Strength
 from headstart.doctor.quantities import show_bytes_per_s
-from headstart.doctor.split import load_s
+from headstart.doctor.split import load_s, whole
 from headstart.units import format_seconds
 
 
@@ -53,8 +53,8 @@ def _is_of_others(arm: Group, load: Stage) -> bool:
 
     Then its bandwidth is another one than that of all ranks, as where each rank counts its time.
     """
-    ttft = arm.number("ttft")
-    return not load.is_measured and ttft is not None and load.seconds > TOLERANCE * ttft
+    ttft = whole(arm)
+    return not load.is_measured and ttft is not None and load.seconds > TOLERANCE * ttft.seconds
 
 
 def _loading(arm: Group, measured: bool) -> str:
@@ -62,6 +62,8 @@ def _loading(arm: Group, measured: bool) -> str:
         return "loading takes {arm.load}"
     if measured:
         return "loading takes {load}, its parts added"
+    if arm.fact("queue_load") is not None:
+        return "loads are waited for in the queue for {arm.queue_load}"
     size = "load_nbytes" if arm.fact("load_nbytes") is not None else "kv_bytes_per_token"
     return f"loading takes {{load}} by size ({{arm.{size}}}) and bandwidth"
 

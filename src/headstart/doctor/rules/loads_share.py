@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import TOLERANCE, alike, hitting, load_nbytes, pairs, ratio
+from headstart.doctor.arms import TOLERANCE, alike, common, hitting, load_nbytes, pairs, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.doctor.quantities import show_share
@@ -49,8 +49,11 @@ def _slope(known: Known) -> Iterator[Sign]:
     rates = [rate for tier in known.tiers if (rate := tier.number("bandwidth"))]
     link = min(rates, default=many.number("link_bandwidth") or 0.0)
     more = (many.number("concurrency") or 0.0) - (few.number("concurrency") or 0.0)
-    late = (many.number("ttft") or 0.0) - (few.number("ttft") or 0.0)
-    grown = ratio(many.number("ttft") or 0.0, few.number("ttft") or 0.0)
+    key = common(few, many)
+    if not key:
+        return
+    late = (many.number(key) or 0.0) - (few.number(key) or 0.0)
+    grown = ratio(many.number(key) or 0.0, few.number(key) or 0.0)
     if not size or not link or more <= 0.0 or grown <= TOLERANCE:
         return
     each, expected = late / more, size / link
@@ -61,8 +64,9 @@ def _slope(known: Known) -> Iterator[Sign]:
             explained_s=late,
             evidence=(
                 say(
-                    "each load more in flight adds {each} ({few.ttft} at {few.concurrency}, "
-                    "{many.ttft} at {many.concurrency}); the bytes of one take {expected}",
+                    f"each load more in flight adds {{each}} ({{few.{key}}} at "
+                    f"{{few.concurrency}}, {{many.{key}}} at {{many.concurrency}}); the bytes of "
+                    "one take {expected}",
                     few=few,
                     many=many,
                     each=format_seconds(each),
@@ -86,7 +90,7 @@ def _ranks(known: Known) -> Iterator[Sign]:
             margin=min(
                 many.ratio / (1.0 - _THIRD * gains[0]), (1.0 - _GAIN) / max(few.ratio, 0.01)
             ),
-            explained_s=gains[0] * (many.without.number("ttft") or 0.0) - many.gain_s,
+            explained_s=gains[0] * many.times[0] - many.gain_s,
             evidence=(
                 say(
                     "with {few.ranks} rank a hit saves {first}, with {many.ranks} ranks {last}: "

@@ -14,6 +14,7 @@ from headstart.doctor.arms import ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.doctor.quantities import show_share
+from headstart.doctor.split import queued_s
 from headstart.units import format_seconds
 
 _BUSY = 0.8
@@ -30,7 +31,7 @@ def find(known: Known) -> Iterator[Sign]:
         yield Sign(
             strength=Strength.COMPUTED,
             margin=ratio(rate * cost, _BUSY),
-            explained_s=_waited_s(arm.number("queue"), rate * cost, cost),
+            explained_s=_waited_s(queued_s(known, arm), rate * cost, cost),
             evidence=(
                 say(
                     f"{{arm.{key}}} at {{cost}} each fill {{share}} of a thread",

@@ -1,11 +1,12 @@
 """A mean that says something else than the requests.
 
-    mean / median > 5, with no 99th percentile beside it
+    mean / median > 5, with no 99th percentile beside it, and no 90th of over 1.5 times the mean
     mean falls while concurrency rises
 
 Times to the first token are skewed: of a log-normal with sigma 1.5, already a spread of 20 times
 between the 2nd and the 98th percentile of the middle, the mean is 3 times the median. At 5 times, a
-few requests make the figure. And more requests at once cannot make the same server sooner.
+few requests make the figure, unless a tenth of them is later still. And more requests at once
+cannot make the same server sooner.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def find(known: Known) -> Iterator[Sign]:
     for arm in known.situations:
         told = arm.numbers("ttft_mean", "ttft_p50")
         if told is None or arm.number("ttft_p99") is not None:
+            continue
+        if (arm.number("ttft_p90") or 0.0) > TOLERANCE * told[0]:
             continue
         if told[0] > _SKEW * told[1]:
             yield Sign(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from headstart.doctor.arms import is_low, ratio
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
+from headstart.doctor.split import queued_s
 
 _TAX = 0.05
 _PREEMPTED = 0.01
@@ -26,25 +27,25 @@ _WAITING = 3.0
 def find(known: Known) -> Iterator[Sign]:
     """Arms that preempt, or wait for KV."""
     for arm in known.situations:
-        sign = _tax(arm) or _preempted(arm) or _waiting(arm)
+        sign = _tax(known, arm) or _preempted(known, arm) or _waiting(known, arm)
         if sign is not None:
             yield sign
 
 
-def _tax(arm: Group) -> Sign | None:
+def _tax(known: Known, arm: Group) -> Sign | None:
     tax = arm.number("recomputed_share")
     if tax is None or tax <= _TAX:
         return None
     return Sign(
         strength=Strength.SEEN,
         margin=ratio(tax, _TAX),
-        explained_s=arm.number("queue"),
+        explained_s=queued_s(known, arm),
         share=tax,
         evidence=(say("{arm.recomputed_share} of the tokens are computed again", arm=arm),),
     )
 
 
-def _preempted(arm: Group) -> Sign | None:
+def _preempted(known: Known, arm: Group) -> Sign | None:
     count, requests = arm.number("num_preemptions"), arm.number("num_requests")
     if not count or is_low(arm.number("kv_usage"), 0.5):
         return None
@@ -60,19 +61,19 @@ def _preempted(arm: Group) -> Sign | None:
     return Sign(
         strength=Strength.COMPUTED if requests or crowded else Strength.HINTED,
         margin=margin,
-        explained_s=arm.number("queue"),
+        explained_s=queued_s(known, arm),
         evidence=(say("{arm.num_preemptions} preemptions" + of + beside, arm=arm),),
     )
 
 
-def _waiting(arm: Group) -> Sign | None:
+def _waiting(known: Known, arm: Group) -> Sign | None:
     told = arm.numbers("kv_usage", "waiting", "running")
     if told is None or told[0] < _FULL or told[1] <= max(1.0, told[2]):
         return None
     return Sign(
         strength=Strength.COMPARED,
         margin=min(ratio(told[0], _FULL), ratio(told[1], told[2])),
-        explained_s=arm.number("queue"),
+        explained_s=queued_s(known, arm),
         evidence=(
             say(
                 "{arm.waiting} wait and {arm.running} run with {arm.kv_usage} of the KV in use",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import TOLERANCE, alike, differs, ratio
+from headstart.doctor.arms import TOLERANCE, alike, common, differs, ratio
 from headstart.doctor.facts import Group, Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 from headstart.doctor.quantities import show_share
@@ -23,7 +23,10 @@ def find(known: Known) -> Iterator[Sign]:
         for fast in timed:
             if not differs(slow, fast, "routing") or not alike(slow, fast, but="routing"):
                 continue
-            late, soon = slow.number("ttft") or 0.0, fast.number("ttft") or 0.0
+            key = common(slow, fast)
+            if not key:
+                continue
+            late, soon = slow.number(key) or 0.0, fast.number(key) or 0.0
             if slow.text("cache") == fast.text("cache") and late > TOLERANCE * soon:
                 yield Sign(
                     strength=Strength.COMPUTED,
@@ -31,8 +34,8 @@ def find(known: Known) -> Iterator[Sign]:
                     explained_s=late - soon,
                     evidence=(
                         say(
-                            "{slow.ttft} with {slow.routing}, {fast.ttft} with {fast.routing}"
-                            + _shared(slow),
+                            f"{{slow.{key}}} with {{slow.routing}}, {{fast.{key}}} with "
+                            "{fast.routing}" + _shared(slow),
                             slow=slow,
                             fast=fast,
                         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headstart.doctor.arms import alike, ratio
+from headstart.doctor.arms import alike, common, ratio
 from headstart.doctor.facts import Known, say
 from headstart.doctor.findings import Cause, Fix, Rule, Sign, Strength
 
@@ -26,18 +26,22 @@ def find(known: Known) -> Iterator[Sign]:
     few, many = sweep[0], sweep[-1]
     if few.text("cache") != many.text("cache") or not alike(few, many, but="concurrency"):
         return
+    key = common(few, many)
+    if not key:
+        return
     spread = ratio(many.number("concurrency") or 0.0, few.number("concurrency") or 0.0)
-    grown = ratio(many.number("ttft") or 0.0, few.number("ttft") or 0.0)
+    late, soon = many.number(key) or 0.0, few.number(key) or 0.0
+    grown = ratio(late, soon)
     if spread < _SWEEP or grown <= spread**_POWER:
         return
     yield Sign(
         strength=Strength.COMPUTED,
         margin=grown / spread**_POWER,
-        explained_s=(many.number("ttft") or 0.0) - (few.number("ttft") or 0.0),
+        explained_s=late - soon,
         evidence=(
             say(
-                "{few.ttft} with {few.concurrency} in flight, {many.ttft} with {many.concurrency}: "
-                "each waits for the others",
+                f"{{few.{key}}} with {{few.concurrency}} in flight, {{many.{key}}} with "
+                "{many.concurrency}: each waits for the others",
                 few=few,
                 many=many,
             ),

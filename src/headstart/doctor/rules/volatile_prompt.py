@@ -28,7 +28,7 @@ def find(known: Known) -> Iterator[Sign]:
             share=1.0 - told[0] / told[1],
             evidence=(
                 say(
-                    "prompts differ from token {arm.first_difference} on, and were meant to share "
+                    "prompts differ after {arm.first_difference}, and were meant to share "
                     "{arm.template_tokens}",
                     arm=arm,
                 ),
