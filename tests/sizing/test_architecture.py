@@ -10,22 +10,7 @@ from headstart.errors import ConfigError
 from headstart.sizing.architecture import ELEMENT_BITS, LayerKind
 from headstart.sizing.breakeven import PRINTED, table
 from headstart.sizing.configfile import known_models, parse_model, read_model
-
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "torch_dtype": "bfloat16",
-}
-
-
-def parsed(**changes):
-    fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not None}
-    return parse_model("tiny", json.dumps(fields))
+from model_cases import LLAMA, parsed
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
@@ -82,7 +67,10 @@ def test_windows_stop_growing():
     [
         ({"sliding_window": 8}, {"attention": 2}),
         ({"model_type": "mistral", "sliding_window": 8}, {"window": 2}),
-        ({"model_type": "gemma2", "sliding_window": 8}, {"window": 1, "attention": 1}),
+        (
+            {"model_type": "gemma2", "sliding_window": 8, "head_dim": 16},
+            {"window": 1, "attention": 1},
+        ),
         (
             {
                 "model_type": "qwen2",
@@ -146,7 +134,7 @@ def test_a_language_model_inside_another():
         ({"torch_dtype": None}, "dtype is missing; supply bfloat16"),
         ({"torch_dtype": "int3"}, "dtype 'int3' is unknown; allowed: float32"),
         ({"layer_types": ["full_attention"]}, "must name 2 layers .* it names 1"),
-        ({"layer_types": ["full_attention", "x"]}, "not x"),
+        ({"layer_types": ["full_attention", "x"]}, "not 'x'"),
         ({"model_type": "deepseek_v3"}, "qk_rope_head_dim is missing"),
         ({"active_parameters": "13B"}, "active_parameters is '13B'; supply a number"),
     ],

@@ -13,6 +13,7 @@ from headstart.sizing.answers import Answer
 from headstart.sizing.architecture import ELEMENT_BITS, Architecture
 from headstart.sizing.hardware import Machine
 from headstart.sizing.load import Load
+from headstart.sizing.prefill import token_formula
 from headstart.sizing.queueing import Times
 from headstart.sizing.sizing import Cell, Sizing
 
@@ -113,8 +114,20 @@ def _sizes(sizing: Sizing) -> Iterator[Answer]:
         f"KV of a mean prompt, {mean} tokens",
         model.prompt_nbytes(mean, dtype),
         "B",
-        f"{mean} x {per_token:g} B, windows and states once",
+        _prompt_formula(model, mean, dtype),
     )
+
+
+def _prompt_formula(model: Architecture, tokens: int, dtype: str) -> str:
+    bits = float(ELEMENT_BITS[dtype])
+    parts = [f"{tokens} x {float(model.token_nbytes(dtype)):g} B"]
+    for layer in model.layers:
+        if layer.kind == "window":
+            kept = min(tokens, layer.window - 1)
+            parts.append(f"{layer.count} windows x {kept} x {layer.elements} x {bits:g} bits / 8")
+        if layer.state_nbytes:
+            parts.append(f"{layer.count} states x {layer.state_nbytes} B")
+    return " + ".join(parts)
 
 
 def _times(sizing: Sizing) -> Iterator[Answer]:
@@ -125,8 +138,8 @@ def _times(sizing: Sizing) -> Iterator[Answer]:
         f"prefill of {mean} tokens",
         costs.prefill_s(0, mean),
         "s",
-        f"{steps}{costs.token_s:.4g} s x n + {costs.pair_s:.4g} s x n^2/2, n = {mean}"
-        f" ({sizing.model.active_parameters:.4g} parameters, {sizing.model.parameters_from})",
+        f"{steps}{costs.token_s:.4g} s x n + {costs.pair_s:.4g} s x n^2/2, n = {mean}; "
+        + token_formula(sizing.model, machine, costs),
     )
     nbytes, engines = sizing.nbytes(mean), machine.num_engines
     copied = f"{nbytes} B / {costs.copy_bytes_per_s:.4g} B/s + T({sizing.held(mean)}, {mean})"
