@@ -143,15 +143,15 @@ def _times(sizing: Sizing) -> Iterator[Answer]:
     )
     nbytes, engines = sizing.nbytes(mean), machine.num_engines
     copied = f"{nbytes} B / {costs.copy_bytes_per_s:.4g} B/s + T({sizing.held(mean)}, {mean})"
-    others = (
-        f"1 + {1.0 - sizing.load.memory_share:g} x {engines - 1} others" if engines > 1 else "1"
-    )
+    others = ""
+    if engines > 1:
+        others = f"(1 + {1.0 - sizing.load.memory_share:g} x {engines - 1} others) x "
     yield _answer(
         "load_s",
         "its hit, read from the storage",
         sizing.cell(mean, 1).load_s,
         "s",
-        f"{machine.latency_s:.2g} s + ({others}) x {nbytes} B / {machine.read_bytes_per_s:.4g} B/s "
+        f"{machine.latency_s:.2g} s + {others}{nbytes} B / {machine.read_bytes_per_s:.4g} B/s "
         f"+ {copied}",
     )
     yield _answer(
@@ -305,16 +305,22 @@ def _money(sizing: Sizing, hit: Times) -> Iterator[Answer]:
     read = 1.0 - sizing.load.memory_share
     per_s = read * hit.requests_per_s * saved_s * machine.num_gpus
     cost = machine.storage_month / _MONTH_S / per_s if per_s > 0 else math.inf
-    compared = f"; a GPU second costs {machine.gpu_hour / 3600:.4g}" if machine.gpu_hour else ""
     yield _answer(
         "cost_per_gpu_s",
         "price of a saved GPU second",
         cost,
         "",
         f"{machine.storage_month:g} a month / {_MONTH_S:.0f} s / ({read:g} read of "
-        f"{hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x {machine.num_gpus} GPUs)"
-        f"{compared}",
+        f"{hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x {machine.num_gpus} GPUs)",
     )
+    if machine.gpu_hour:
+        yield _answer(
+            "gpu_s_price",
+            "price of a bought GPU second",
+            machine.gpu_hour / 3600,
+            "",
+            f"{machine.gpu_hour:g} an hour / 3600",
+        )
 
 
 def _answer(key: str, title: str, value: float, unit: str, formula: str) -> Answer:
