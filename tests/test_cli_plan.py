@@ -148,7 +148,7 @@ def test_tables(capsys, command, word):
         ((*MODEL, "--step", "soon"), "--step: 'soon'"),
         ((*MODEL, "--tpot", "-1ms"), "--tpot: '-1ms' is not a quantity"),
         ((*MODEL, "--tpot", "9" * 400), "is beyond all bounds"),
-        ((*MODEL, "--bandwidth", "7"), "(--bandwidth) is 7, in bytes a second"),
+        ((*MODEL, "--bandwidth", "7"), "read_bytes_per_s is 7, in bytes a second"),
         ((*MODEL, "--bandwidth", "10Gb"), "--bandwidth: unit 'Gb' in '10Gb' is unknown"),
         ((*MODEL, "--bandwidth", "nan"), "--bandwidth: 'nan' is not a quantity"),
         ((*MODEL, "--staging", "0"), "staging is '0'; supply a size"),

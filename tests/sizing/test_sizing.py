@@ -148,8 +148,7 @@ def test_every_preset_names_its_source():
 )
 def test_a_plan_with_every_preset(hardware):
     found = answers(hardware)
-    assert all(0.0 < each.value < math.inf for each in found.values())
-    assert found["read_bytes_per_s"].value > found["break_even_bytes_per_s"].value / 50
+    assert all(0.0 <= each.value < math.inf for each in found.values())
 
 
 @pytest.mark.parametrize("name", known_models())
@@ -157,7 +156,9 @@ def test_a_plan_for_every_model(name):
     model, machine = read_model(name), look_up(Hardware(num_gpus=8))
     costs = engine_costs(model, machine)
     plan = make_plan(Sizing(model, machine, Load(contexts=((4096, 1.0),), concurrency=4), costs))
-    assert all(math.isfinite(each.value) for each in plan.answers)
+    endless = {each.key for each in plan.answers if not 0.0 <= each.value < math.inf}
+    # Eight such GPUs compute a small model sooner than anything is copied to them.
+    assert endless == ({"break_even_bytes_per_s"} if name == "smollm2-135m" else set())
 
 
 @pytest.mark.parametrize("gpu", presets().gpus)
@@ -171,7 +172,7 @@ def test_every_gpu_computes_with_all_weights(gpu):
     ("text", "message"),
     [
         ("gpu = 'h900'", "'h900' is no preset; there are h100, h200"),
-        ("read_bytes_per_s = 0.0", "--bandwidth. is 0; supply a finite number above 0"),
+        ("read_bytes_per_s = 0.0", "read_bytes_per_s is 0; supply a finite number above 0"),
         ("num_drives = 0", "num_drives is 0; it must be at least 1"),
         ("raid0_efficiency = 1.5\nnum_drives = 2", "raid0_efficiency is 1.5"),
         ("[drive]\nread_bytes_per_s = 0.0\nwrite_bytes_per_s = 1.0", "drive read_bytes_per_s is 0"),

@@ -295,7 +295,7 @@ def _storage(
         write = min(write, rate)
         sources.append(f"network: {network.source}")
     if hardware.read_bytes_per_s is not None:
-        _check_rate("read_bytes_per_s (--bandwidth)", hardware.read_bytes_per_s)
+        _check_rate("read_bytes_per_s", hardware.read_bytes_per_s)
         measured = Stage(
             name="storage, as given", bytes_per_s=hardware.read_bytes_per_s, formula="given"
         )
@@ -342,7 +342,7 @@ def _check_rate(what: str, value: float) -> None:
 
 def _check_latency(what: str, value: float) -> None:
     if not 0.0 <= value <= _MAX_LATENCY_S:
-        raise ConfigError(f"{what} is {value:g}, in seconds; supply 80e-6, say, for 80 us")
+        raise ConfigError(f"{what} is {value:g}; supply seconds, such as 80e-6 for 80 us")
 
 
 def _check_flops(gpu: Gpu) -> None:
