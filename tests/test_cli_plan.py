@@ -26,6 +26,7 @@ def test_the_table_and_the_formulas(capsys):
     code, printed = ended(capsys, *MODEL, "--explain")
     assert "(32 attention layers x 2048) elements x 16 bits of bfloat16 / 8" in printed.out
     assert "Micron 9400" in printed.out
+    assert "Llama-3.1-8B: architecture: config.json of" in printed.out
 
 
 def test_the_document(capsys):
@@ -157,6 +158,7 @@ def test_tables(capsys, command, word):
         ((*MODEL, "--hit-share", "0.00001", "--staging", "1GiB"), "no KV to load"),
         ((*MODEL, "--concurrency", "2001"), "between 1 and 2000 can be simulated"),
         ((*MODEL, "--json", "."), "--json .: cannot be written"),
+        ((*MODEL, "--json", "x", "--html", "./x"), "both x: one would be lost"),
         ((*MODEL, "--json", "/dev/full"), "No space left on device"),
         ((*MODEL, "reference"), "--model stands before `plan reference` and does nothing there"),
         (("--json", "x.json", "presets"), "--json stands before `plan presets`"),

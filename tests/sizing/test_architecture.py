@@ -52,6 +52,9 @@ def test_latent_kv_is_on_every_rank_and_heads_are_split():
     assert deep.rank_token_nbytes("bfloat16", 8) == deep.token_nbytes("bfloat16") == 70272
     assert llama.rank_token_nbytes("bfloat16", 8) * 8 == llama.token_nbytes("bfloat16")
     assert llama.rank_token_nbytes("bfloat16", 16) * 8 == llama.token_nbytes("bfloat16")
+    windows = parsed(model_type="mistral", sliding_window=8)
+    assert (windows.split(2), windows.split(16)) == (2.0, 2.0)  # it has two KV heads
+    assert (llama.split(4), llama.split(16), deep.split(8)) == (4.0, 8.0, 1.0)
 
 
 def test_windows_stop_growing():

@@ -188,6 +188,8 @@ def plan(
     if html:
         from headstart.figure import check_installed
 
+        if json not in (None, "-") and Path(str(json)).resolve() == html.resolve():
+            raise ConfigError(f"--json and --html are both {html}: one would be lost; name two")
         check_installed()
         render.check_target(str(html), option="--html")
     render.check_target(json)

@@ -27,9 +27,7 @@ def show_plan(plan: Plan, *, explain: bool) -> None:
     _show_lengths(plan)
     if explain:
         print()
-        render.print_table(
-            [render.Column(title="sources")], [[source] for source in plan.machine.sources]
-        )
+        render.print_table([render.Column(title="sources")], [[source] for source in plan.sources])
 
 
 def _show_lengths(plan: Plan) -> None:
@@ -88,7 +86,7 @@ def _error(line: Line) -> str:
 
 def preset_rows() -> list[list[str]]:
     """Kind, name, figures and source of all that a plan knows by name."""
-    from headstart.sizing.configfile import known_models, model_source, read_model
+    from headstart.sizing.configfile import known_models, read_model
     from headstart.sizing.hardware import presets
 
     found = presets()
@@ -97,7 +95,7 @@ def preset_rows() -> list[list[str]]:
         model = read_model(name)
         kib = float(model.token_nbytes(model.dtype)) / 1024
         figures = f"{model.active_parameters:.4g} parameters a token, {kib:.4g} KiB of KV"
-        rows.append(["model", name, figures, model_source(name)])
+        rows.append(["model", name, figures, model.source])
     rows += [["gpu", name, _gpu(part), part.source] for name, part in found.gpus.items()]
     rows += [["link", name, _link(part), part.source] for name, part in found.links.items()]
     rows += [["drive", name, _drive(part), part.source] for name, part in found.drives.items()]

@@ -60,18 +60,15 @@ def known_models() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".json") for name in found if name.endswith(".json")))
 
 
-def model_source(name: str) -> str:
-    """Where the figures of a model that comes with Headstart are from."""
-    return str(json.loads(_shipped(name))["source"])
-
-
 def read_model(name: str) -> Architecture:
     """The architecture of a config.json, its folder, or a model that comes with Headstart.
 
     Raises ConfigError.
     """
     if name in known_models():
-        return parse_model(name, _shipped(name))
+        return parse_model(
+            name, files(_MODELS).joinpath(f"{name}.json").read_text(encoding="utf-8")
+        )
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -82,10 +79,6 @@ def read_model(name: str) -> Architecture:
             f"{', '.join(known_models())}"
         ) from error
     return parse_model(str(path), text)
-
-
-def _shipped(name: str) -> str:
-    return files(_MODELS).joinpath(f"{name}.json").read_text(encoding="utf-8")
 
 
 def parse_model(name: str, text: str) -> Architecture:
@@ -117,6 +110,7 @@ def parse_model(name: str, text: str) -> Architecture:
         max_tokens=fields.count("max_position_embeddings"),
         dtype=_dtype(name, levels),
         weights_dtype=_weights_dtype(levels),
+        source=str(_first(levels, "source") or ""),
     )
 
 

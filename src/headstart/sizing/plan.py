@@ -36,6 +36,12 @@ class Plan:
     flips: tuple[tuple[int, int], ...]
     """Tokens, and the largest number of prompts at once at which the last load still wins."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Of the model, if it is a known one, and of the machine."""
+        model = (f"{self.model.name}: {self.model.source}",) if self.model.source else ()
+        return (*model, *self.machine.sources)
+
 
 def make_plan(sizing: Sizing) -> Plan:
     """Everything. Raises ConfigError for more clients than can be simulated."""
