@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from headstart.sizing import reference
 from headstart.sizing.architecture import LayerKind
 from headstart.sizing.configfile import parse_model, read_model
 from headstart.sizing.hardware import Gpu, Hardware, look_up
@@ -146,3 +147,28 @@ def test_prefills_that_nvidia_published(name, tokens, measured_s):
     machine = look_up(Hardware(gpu=hopper, num_gpus=32))
     costs = engine_costs(replace(read_model(name), weights_dtype="fp8"), machine, step_s=0.0)
     assert 0.24 / 0.5 < costs.prefill_s(0, tokens) / measured_s < 1.0
+
+
+def test_how_fast_vllm_computes_mixtures_in_fp8_on_mi300x():
+    """Requests/s of Qwen3-235B-A22B (94 layers, 64 heads of 128) on four of them, throughput of
+    prompts and answers of three lengths each (vLLM pull request 17535, before its tuning). The
+    first two give what a token of a prompt and one of an answer take, the third tests them."""
+    published = {(5000, 1000): 0.96, (1000, 2000): 1.01, (10_000, 500): 0.69}
+    gpu = look_up(Hardware(gpu="mi300x", num_gpus=4)).gpu
+
+    def attention_s(tokens):
+        return 4 * 94 * 64 * 128 * tokens**2 / 2 / (4 * gpu.peak("bf16") * 0.5)
+
+    times = {each: 1 / rate - attention_s(each[0]) for each, rate in published.items()}
+    (first, first_s), (second, second_s), (third, third_s) = times.items()
+    determinant = first[0] * second[1] - first[1] * second[0]
+    token_s = (first_s * second[1] - second_s * first[1]) / determinant
+    answer_s = (first[0] * second_s - second[0] * first_s) / determinant
+    assert third[0] * token_s + third[1] * answer_s == pytest.approx(third_s, rel=0.02)
+    share = 2 * 22e9 / token_s / (4 * gpu.peak("fp8"))
+    assert share == pytest.approx(0.036, abs=0.0005)
+    # In the vendor's test, eight MI308X and 35 billion parameters: six times the preset's 14 s.
+    mi308x, tokens = look_up(Hardware(gpu="mi308x", num_gpus=8)).gpu, reference.fit().tokens
+    pair_s = 4 * 62 * 96 * 128 / (8 * mi308x.peak("bf16") * 0.5)
+    prefill_s = tokens * 2 * 35e9 / (8 * mi308x.peak("fp8") * share) + pair_s * tokens**2 / 2
+    assert 8.5 * prefill_s == pytest.approx(96, abs=1)

@@ -36,8 +36,6 @@ class LayerKind(enum.StrEnum):
     LATENT = "latent"
     WINDOW = "window"
     RECURRENT = "recurrent"
-    NONE = "none"
-    """It does not: only a feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
