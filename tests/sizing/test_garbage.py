@@ -227,6 +227,7 @@ DRIVE = "[drive]\nread_bytes_per_s = 7e9\nwrite_bytes_per_s = 7e9\n"
         ('staging = "0GiB"', "staging is '0GiB'; supply a size such as 512GiB"),
         ('staging = "lots"', "staging: 'lots' is not a quantity"),
         ("staging = 5", "Expected `str`"),
+        ("num_ports = 2", "num_ports is 2, and there is no network; name one"),
         ("num_gpus = -8", "num_gpus is -8; it must be at least 1"),
         (f"num_engines = {10**18}", "at most 1000000"),
         ("num_gpus = 8\nnum_gpus = 4", "hardware file"),

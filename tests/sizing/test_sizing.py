@@ -79,11 +79,17 @@ def test_a_part_of_each_prompt_held_saves_less_and_loads_less():
 
 
 def test_prices_and_staging_are_answered_only_where_known():
-    assert not {"cost_per_gpu_s", "staging_concurrency"} & set(answers())
+    priced = {"cost_per_gpu_s", "gpu_s_price", "saved_month", "staging_concurrency"}
+    assert not priced & set(answers())
+    assert priced & set(answers(Hardware(gpu_hour=3.6))) == {"gpu_s_price", "saved_month"}
     found = answers(Hardware(storage_month=2592.0, gpu_hour=3.6, staging="10GiB"))
     saved = found["cost_per_gpu_s"]
     assert 0 < saved.value < 0.01
     assert found["gpu_s_price"].value == 0.001
+    # 2,592 a month buy so many saved seconds, which are worth 0.001 each.
+    worth = 2592.0 / saved.value * 0.001
+    assert found["saved_month"].value == pytest.approx(worth)
+    assert found["saved_month"].shown == f"{worth:.0f}"
     assert found["staging_concurrency"].value == 10 * 2**30 // (8191 * 131072)
 
 

@@ -218,6 +218,8 @@ def look_up(hardware: Hardware) -> Machine:
             raise ConfigError(
                 f"{name} is {getattr(hardware, name)}; it must be at least 1, at most {_MAX_COUNT}"
             )
+    if hardware.num_ports > 1 and not hardware.network:
+        raise ConfigError(f"num_ports is {hardware.num_ports}, and there is no network; name one")
     for name in _PRICES:
         if getattr(hardware, name) is not None:
             _check(name, getattr(hardware, name), what_else=", or leave it out")

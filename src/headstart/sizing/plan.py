@@ -305,27 +305,36 @@ def _rebuild(sizing: Sizing) -> Iterator[Answer]:
 
 def _money(sizing: Sizing, hit: Times) -> Iterator[Answer]:
     machine = sizing.machine
-    if not machine.storage_month:
-        return
     saved_s = sum(share * sizing.saved_s(tokens) for tokens, share in sizing.load.contexts)
     read = 1.0 - sizing.load.memory_share
     per_s = read * hit.requests_per_s * saved_s * machine.num_gpus
-    cost = machine.storage_month / _MONTH_S / per_s if per_s > 0 else math.inf
-    yield _answer(
-        "cost_per_gpu_s",
-        "price of a saved GPU second",
-        cost,
-        "",
-        f"{machine.storage_month:g} a month / {_MONTH_S:.0f} s / ({read:g} read of "
-        f"{hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x {machine.num_gpus} GPUs)",
+    how = (
+        f"({read:g} read of {hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x "
+        f"{machine.num_gpus} GPUs)"
     )
+    if machine.storage_month:
+        yield _answer(
+            "cost_per_gpu_s",
+            "price of a saved GPU second",
+            machine.storage_month / _MONTH_S / per_s if per_s > 0 else math.inf,
+            "",
+            f"{machine.storage_month:g} a month / {_MONTH_S:.0f} s / {how}",
+        )
     if machine.gpu_hour:
+        price = machine.gpu_hour / 3600
         yield _answer(
             "gpu_s_price",
             "price of a bought GPU second",
-            machine.gpu_hour / 3600,
+            price,
             "",
             f"{machine.gpu_hour:g} an hour / 3600",
+        )
+        yield _answer(
+            "saved_month",
+            "price of the GPU seconds saved, a month",
+            price * per_s * _MONTH_S,
+            "",
+            f"{price:.4g} x {_MONTH_S:.0f} s x {how}",
         )
 
 
