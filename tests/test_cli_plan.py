@@ -26,6 +26,7 @@ def test_the_table_and_the_formulas(capsys):
     code, printed = ended(capsys, *MODEL, "--explain")
     assert "(32 attention layers x 2048) elements x 16 bits of bfloat16 / 8" in printed.out
     assert "Micron 9400" in printed.out
+    assert "Llama-3.1-8B: architecture: config.json of" in printed.out
 
 
 def test_the_document(capsys):
@@ -92,10 +93,32 @@ def test_the_figures_of_the_page(capsys):
 def test_the_reference_says_what_it_missed(capsys):
     code, printed = ended(capsys, "reference", "--explain")
     assert code == 1
-    assert len(re.findall(r"\bmissed\b  ", printed.out)) == 2
+    assert [len(re.findall(rf"  {word}  ", printed.out)) for word in ("missed", "undecided")] == [
+        1,
+        2,
+    ]
+    assert "-5.0 (-5.7 to -4.4) points" in printed.out
     assert "fitted to" in printed.out
     code, printed = ended(capsys, "reference", "--json", "-")
-    assert json.loads(printed.out)["schema"] == "headstart.plan.reference/1"
+    found = json.loads(printed.out)
+    assert found["schema"] == "headstart.plan.reference/1"
+    assert {line["verdict"] for line in found["lines"]} >= {"met", "undecided", "missed", "fitted"}
+
+
+def test_times_and_the_flip_by_length(capsys):
+    _, printed = ended(capsys, *MODEL)
+    assert re.search(r"tokens +computed +read, alone +from memory +loading wins up to", printed.out)
+    assert re.search(r"131,072 +13\.4 s +2\.77 s +319 ms +5 at once", printed.out)
+
+
+def test_presets_have_their_figures(capsys):
+    _, printed = ended(capsys, "presets", "--json", "-")
+    found = {each["name"]: each for each in json.loads(printed.out)["presets"]}
+    assert found["h100"]["figures"] == "bf16 989.4, fp8 1979 TFLOPS, MFU 0.5, pcie5-x16"
+    assert found["nvme-gen5"]["figures"] == "14 GB/s read, 10 written, 60 us"
+    assert found["100gbe"]["figures"] == "12.5 GB/s x 0.82"
+    assert found["deepseek-v3"]["figures"] == "3.7e+10 parameters a token, 68.62 KiB of KV"
+    assert all(each["source"] for each in found.values())
 
 
 @pytest.mark.parametrize(("command", "word"), [("break-even", "SmolLM2"), ("presets", "mi308x")])
@@ -123,6 +146,22 @@ def test_tables(capsys, command, word):
         ((*MODEL, "--step", "soon"), "is not a quantity"),
         ((*MODEL, "--gpu", "h900"), "gpu 'h900' is no preset"),
         ((*MODEL, "--link", "pcie9"), "link 'pcie9' is no preset"),
+        ((*MODEL, "--step", "soon"), "--step: 'soon'"),
+        ((*MODEL, "--tpot", "-1ms"), "--tpot: '-1ms' is not a quantity"),
+        ((*MODEL, "--tpot", "9" * 400), "is beyond all bounds"),
+        ((*MODEL, "--bandwidth", "7"), "read_bytes_per_s is 7, in bytes a second"),
+        ((*MODEL, "--bandwidth", "10Gb"), "--bandwidth: unit 'Gb' in '10Gb' is unknown"),
+        ((*MODEL, "--bandwidth", "nan"), "--bandwidth: 'nan' is not a quantity"),
+        ((*MODEL, "--staging", "0"), "staging is '0'; supply a size"),
+        ((*MODEL, "--storage-month", "0"), "storage_month is 0"),
+        ((*MODEL, "--prefill", ""), "--prefill is empty"),
+        ((*MODEL, "--hit-share", "0.00001", "--staging", "1GiB"), "no KV to load"),
+        ((*MODEL, "--concurrency", "2001"), "between 1 and 2000 can be simulated"),
+        ((*MODEL, "--json", "."), "--json .: cannot be written"),
+        ((*MODEL, "--json", "x", "--html", "./x"), "both x: one would be lost"),
+        ((*MODEL, "--json", "/dev/full"), "No space left on device"),
+        ((*MODEL, "reference"), "--model stands before `plan reference` and does nothing there"),
+        (("--json", "x.json", "presets"), "--json stands before `plan presets`"),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_supply(capsys, args, message):

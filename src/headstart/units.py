@@ -28,6 +28,7 @@ _SECONDS: dict[str, Fraction | int] = {
     "h": 3600,
     "d": 86400,
 }
+_MAX_DIGITS = 100
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -63,6 +64,8 @@ def _quantity(text: str | float, units: Mapping[str, Fraction | int], *, example
     if unit not in units:
         allowed = ", ".join(name for name in units if name)
         raise ConfigError(f"unit {unit!r} in {text!r} is unknown; allowed: {allowed}")
+    if len(number) > _MAX_DIGITS:
+        raise ConfigError(f"{number[:_MAX_DIGITS]}... is beyond all bounds; write {example}")
     return Fraction(number) * units[unit]
 
 

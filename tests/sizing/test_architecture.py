@@ -10,22 +10,7 @@ from headstart.errors import ConfigError
 from headstart.sizing.architecture import ELEMENT_BITS, LayerKind
 from headstart.sizing.breakeven import PRINTED, table
 from headstart.sizing.configfile import known_models, parse_model, read_model
-
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "torch_dtype": "bfloat16",
-}
-
-
-def parsed(**changes):
-    fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not None}
-    return parse_model("tiny", json.dumps(fields))
+from model_cases import LLAMA, parsed
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
@@ -67,6 +52,9 @@ def test_latent_kv_is_on_every_rank_and_heads_are_split():
     assert deep.rank_token_nbytes("bfloat16", 8) == deep.token_nbytes("bfloat16") == 70272
     assert llama.rank_token_nbytes("bfloat16", 8) * 8 == llama.token_nbytes("bfloat16")
     assert llama.rank_token_nbytes("bfloat16", 16) * 8 == llama.token_nbytes("bfloat16")
+    windows = parsed(model_type="mistral", sliding_window=8)
+    assert (windows.split(2), windows.split(16)) == (2.0, 2.0)  # it has two KV heads
+    assert (llama.split(4), llama.split(16), deep.split(8)) == (4.0, 8.0, 1.0)
 
 
 def test_windows_stop_growing():
@@ -82,7 +70,10 @@ def test_windows_stop_growing():
     [
         ({"sliding_window": 8}, {"attention": 2}),
         ({"model_type": "mistral", "sliding_window": 8}, {"window": 2}),
-        ({"model_type": "gemma2", "sliding_window": 8}, {"window": 1, "attention": 1}),
+        (
+            {"model_type": "gemma2", "sliding_window": 8, "head_dim": 16},
+            {"window": 1, "attention": 1},
+        ),
         (
             {
                 "model_type": "qwen2",
@@ -146,7 +137,7 @@ def test_a_language_model_inside_another():
         ({"torch_dtype": None}, "dtype is missing; supply bfloat16"),
         ({"torch_dtype": "int3"}, "dtype 'int3' is unknown; allowed: float32"),
         ({"layer_types": ["full_attention"]}, "must name 2 layers .* it names 1"),
-        ({"layer_types": ["full_attention", "x"]}, "not x"),
+        ({"layer_types": ["full_attention", "x"]}, "not 'x'"),
         ({"model_type": "deepseek_v3"}, "qk_rope_head_dim is missing"),
         ({"active_parameters": "13B"}, "active_parameters is '13B'; supply a number"),
     ],

@@ -192,7 +192,7 @@ def lengths_of(bursts):
 
 @pytest.fixture(scope="module")
 def lines():
-    found = [*reference.lines(reference.fit()), *reference.other_lines()]
+    found = [*reference.main_lines(), *reference.other_lines()]
     return {line.what: line for line in found}
 
 
@@ -209,21 +209,59 @@ def test_every_throughput_of_the_reference(lines):
     assert all(abs(line.error) <= 0.15 for line in rows)
 
 
-def test_what_is_missed_is_said(lines):
-    missed = {what for what, line in lines.items() if not line.is_met}
-    assert missed == {
-        "TTFT array / local, 8 at once",
-        "the same TTFT, by the preset's peak at MFU 0.5",
+def test_what_is_missed_or_undecided_is_said(lines):
+    """Two ratios are within 5 points for the lower end of the array's 10.2 to 10.4 GB/s."""
+    verdicts = {
+        verdict: {what for what, line in lines.items() if line.verdict is verdict}
+        for verdict in reference.Verdict
     }
-    assert all(lines[what].why for what in missed)
-    # By how little, or how much.
-    assert abs(lines["TTFT array / local, 8 at once"].error) < 0.051
-    # By the ends of the array's stated range: a half, and a half more.
-    errors = [
-        next(line.error for line in reference.lines(reference.fit(array=rate)) if line.is_points)
-        for rate in (10.2e9, 10.4e9)
-    ]
-    assert errors == [pytest.approx(-0.044, abs=0.001), pytest.approx(-0.056, abs=0.001)]
+    assert verdicts[reference.Verdict.MISSED] == {"the same TTFT, by the preset's peak at MFU 0.5"}
+    ratios = {count: lines[f"TTFT array / local, {count} at once"] for count in (8, 16, 32)}
+    assert verdicts[reference.Verdict.UNDECIDED] == {ratios[8].what, ratios[32].what}
+    assert ratios[16].verdict is reference.Verdict.MET
+    assert all(line.why for line in lines.values())
+    assert ratios[8].error == pytest.approx(-0.0503, abs=0.0002)  # by how little
+    assert ratios[8].errors == pytest.approx((-0.0565, -0.0440), abs=0.0002)
+    assert ratios[32].errors == pytest.approx((-0.0536, -0.0410), abs=0.0002)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "ends", "verdict"),
+    [
+        (1.04, (1.03, 1.05), "met"),
+        (1.04, (1.03, 1.06), "undecided"),
+        (1.06, (1.04, 1.08), "undecided"),
+        (0.94, (0.93, 0.96), "undecided"),
+        (1.08, (1.06, 1.1), "missed"),
+        (0.9, (), "missed"),
+    ],
+)
+def test_a_verdict_is_over_the_whole_range_that_is_stated(predicted, ends, verdict):
+    line = reference.Line(
+        what="x", unit="s", printed=1.0, predicted=predicted, ends=ends, target=0.0501
+    )
+    assert line.verdict.value == verdict
+
+
+def test_slow_copies_would_explain_the_ratios():
+    """By the serial and the parallel row a prompt of 8k takes 0.17 s besides its reads. Were that
+    copies to the GPU, all ratios would be within 4 points: said, and not used."""
+    printed = {0.98e9: 37.97 / 16, 5.23e9: 9.30 / 16}
+    (slow, slow_s), (fast, fast_s) = printed.items()
+    nbytes = (slow_s - fast_s) / (1 / slow - 1 / fast)
+    rest_s = slow_s - nbytes / slow
+    assert (nbytes / 262144, rest_s) == (
+        pytest.approx(8244, abs=5),
+        pytest.approx(0.168, abs=0.002),
+    )
+    wave = reference.fit()
+    copied_s = wave.kv_nbytes / 8 / (nbytes / rest_s)
+    # The fitted row keeps its time: what is copied slower was read less.
+    rest = wave.rest_s + copied_s - wave.kv_nbytes / (8 * 63e9 * 0.87)
+    read_s = wave.ttft_s("array", 1) - rest
+    ratio = (read_s + rest) / (read_s * 10.3 / 6.78 + rest)
+    found = [ratio - each for each in (7.53 / 10.17, 11.85 / 17.31, 26.35 / 35.73)]
+    assert max(map(abs, found)) < 0.04
 
 
 def test_parallel_reads_against_serial(lines):
@@ -239,7 +277,8 @@ def test_parallel_reads_against_serial(lines):
 def test_checkpoints_by_their_bandwidths(lines):
     rows = [line for what, line in lines.items() if what.startswith("checkpoint")]
     assert [line.printed for line in rows] == [178.0, 94.0]
-    assert all(line.is_met and line.predicted < line.printed for line in rows)
+    assert all(line.verdict is reference.Verdict.MET for line in rows)
+    assert all(line.predicted < line.printed for line in rows)
 
 
 def test_the_row_that_is_fitted_matters_and_that_is_shown():

@@ -199,6 +199,11 @@ def test_answers_that_take_no_time():
     assert max(each.tpot_s for each in found) < 1e-3
 
 
+def test_as_many_steps_as_can_be_simulated():
+    with pytest.raises(ConfigError, match=r"10000020 steps of 3 tokens: .* larger steps"):
+        simulated([Work(tokens=1_000_000)], max_step_tokens=3)
+
+
 @pytest.mark.parametrize(("clients", "engines"), [(0, 1), (1001, 2)])
 def test_as_many_clients_as_can_be_simulated(clients, engines):
     with pytest.raises(ConfigError, match="between 1 and 2000 can be simulated"):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.sizing.configfile import read_model
+from headstart.sizing.configfile import known_models, read_model
 from headstart.sizing.contexts import mean_tokens, parse_contexts
 from headstart.sizing.documents import document
 from headstart.sizing.hardware import Drive, Gpu, Hardware, look_up, presets, read_hardware
@@ -79,11 +79,17 @@ def test_a_part_of_each_prompt_held_saves_less_and_loads_less():
 
 
 def test_prices_and_staging_are_answered_only_where_known():
-    assert not {"cost_per_gpu_s", "staging_concurrency"} & set(answers())
+    priced = {"cost_per_gpu_s", "gpu_s_price", "saved_month", "staging_concurrency"}
+    assert not priced & set(answers())
+    assert priced & set(answers(Hardware(gpu_hour=3.6))) == {"gpu_s_price", "saved_month"}
     found = answers(Hardware(storage_month=2592.0, gpu_hour=3.6, staging="10GiB"))
     saved = found["cost_per_gpu_s"]
     assert 0 < saved.value < 0.01
-    assert "a GPU second costs 0.001" in saved.formula
+    assert found["gpu_s_price"].value == 0.001
+    # 2,592 a month buy so many saved seconds, which are worth 0.001 each.
+    worth = 2592.0 / saved.value * 0.001
+    assert found["saved_month"].value == pytest.approx(worth)
+    assert found["saved_month"].shown == f"{worth:.0f}"
     assert found["staging_concurrency"].value == 10 * 2**30 // (8191 * 131072)
 
 
@@ -136,6 +142,31 @@ def test_every_preset_names_its_source():
     assert all(len(part.source) > 30 for part in parts)
 
 
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        *(Hardware(gpu=name) for name in presets().gpus),
+        *(Hardware(link=name) for name in presets().links),
+        *(Hardware(drive=name, num_drives=2) for name in presets().drives),
+        *(Hardware(network=name, num_ports=2) for name in presets().networks),
+    ],
+    ids=str,
+)
+def test_a_plan_with_every_preset(hardware):
+    found = answers(hardware)
+    assert all(0.0 <= each.value < math.inf for each in found.values())
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_a_plan_for_every_model(name):
+    model, machine = read_model(name), look_up(Hardware(num_gpus=8))
+    costs = engine_costs(model, machine)
+    plan = make_plan(Sizing(model, machine, Load(contexts=((4096, 1.0),), concurrency=4), costs))
+    endless = {each.key for each in plan.answers if not 0.0 <= each.value < math.inf}
+    # Eight such GPUs compute a small model sooner than anything is copied to them.
+    assert endless == ({"break_even_bytes_per_s"} if name == "smollm2-135m" else set())
+
+
 @pytest.mark.parametrize("gpu", presets().gpus)
 def test_every_gpu_computes_with_all_weights(gpu):
     found = presets().gpus[gpu]
@@ -186,13 +217,20 @@ def test_a_hardware_file_with_a_gpu_of_its_own(tmp_path):
 def test_contexts():
     assert parse_contexts("8192") == ((8192, 1.0),)
     assert parse_contexts("32k:1,8k:3") == ((8192, 0.75), (32768, 0.25))
+    assert parse_contexts("32k:25%,8k:75%") == ((8192, 0.75), (32768, 0.25))
     found = parse_contexts("p50=8k,p99=64k")
     assert sum(share for _, share in found) == pytest.approx(1.0)
     assert found[0][0] < 8192 < found[-1][0] <= 65536
     assert 8192 < mean_tokens(found) < 20000
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "8k:0", "8k:x", "p50=8k", "p50=8k,p99=4k", "inf"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "x", "0", "8k:0", "8k:x", "p50=8k", "p50=8k,p99=4k", "inf", "nan", "-5", "1e300"),
+        *("8k:1e308,32k:1e308", "p50=8k,p50=9k,p99=64k", "8k:,9k", "8k:nan"),
+    ],
+)
 def test_contexts_that_cannot_be(text):
     with pytest.raises(ConfigError, match="context"):
         parse_contexts(text)
@@ -201,10 +239,14 @@ def test_contexts_that_cannot_be(text):
 @pytest.mark.parametrize(
     ("load", "message"),
     [
-        ({"concurrency": 0}, "at least 1"),
+        ({"concurrency": 0}, "concurrency is 0; supply a number from 1"),
+        ({"output_tokens": 0}, "output_tokens is 0; supply a number from 1"),
         ({"hit_share": 0.0}, "hit share 0 must be above 0"),
         ({"memory_share": 1.0}, "memory share 1 must be .* below 1: .* no storage to size"),
-        ({"pool_tokens": -1}, "pool tokens -1 at least 0"),
+        ({"pool_tokens": -1}, "pool_tokens is -1; supply a number from 0"),
+        ({"pool_tokens": 10**300}, "pool_tokens is 1000.* to 1e\\+18"),
+        ({"contexts": ((1, 1.0),)}, "0 are held and have no KV to load; ask for longer"),
+        ({"hit_share": 1e-5}, "0 are held and have no KV to load; .* larger share"),
         ({"tpot_s": -1.0}, "output token -1 s"),
         ({"kv_dtype": "int4"}, "KV dtype 'int4' is unknown; allowed: float32"),
         ({"contexts": ((200_000, 1.0),)}, "at most 131072"),
@@ -216,7 +258,9 @@ def test_loads_that_cannot_be(load, message):
         make_plan(sizing(**load))
 
 
-@pytest.mark.parametrize("steps", [{"step_s": -1.0}, {"max_step_tokens": 0}])
+@pytest.mark.parametrize(
+    "steps", [{"step_s": -1.0}, {"max_step_tokens": 0}, {"max_step_tokens": 10**20}]
+)
 def test_steps_that_cannot_be(steps):
     with pytest.raises(ConfigError, match="they last 0 s or more"):
         engine_costs(read_model(MODEL), look_up(Hardware()), **steps)
@@ -230,6 +274,32 @@ def test_a_measured_step_is_no_work_of_its_tokens():
     assert costs.prefill_s(999, 1000) == pytest.approx(0.101, rel=0.01)
     with pytest.raises(ConfigError, match="with such steps"):
         engine_costs(model, machine, measured=measured, step_s=1.2)
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ((1024, float("nan")), "cannot be"),
+        ((-5, 1.0), "cannot be"),
+        ((1024, 1e-12), "seconds, not less"),
+        ((200_000, 9.0), "has at most 131072"),
+    ],
+)
+def test_prefills_that_cannot_be(measured, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_costs(read_model(MODEL), look_up(Hardware()), measured=[measured])
+
+
+def test_the_formula_says_whether_prefills_were_measured():
+    found = answers()["prefill_s"].formula
+    assert "(2 x 8.03e+09 parameters, given as active_parameters) FLOPs" in found
+    assert "(9.894e+14 FLOPS in bf16 x 0.5 of it x 1 GPUs)" in found
+    model, machine = read_model(MODEL), look_up(Hardware())
+    costs = engine_costs(model, machine, measured=[(1000, 1.0)])
+    asked = Load(contexts=((8192, 1.0),), concurrency=1)
+    plan = make_plan(Sizing(model, machine, asked, costs))
+    (prefill,) = (each for each in plan.answers if each.key == "prefill_s")
+    assert "fitted to measured prefills" in prefill.formula
 
 
 # ------------------------------------------------------------------------------------- host memory

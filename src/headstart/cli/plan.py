@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from headstart.sizing.architecture import Architecture
     from headstart.sizing.hardware import Hardware, Machine
     from headstart.sizing.load import Load
-    from headstart.sizing.plan import Plan
-    from headstart.sizing.reference import Line
+
+_T = TypeVar("_T")
 
 EXIT_MISSED = 1
 
@@ -110,7 +111,7 @@ class LoadOptions:
             hit_share=parse_share("--hit-share", self.hit_share),
             memory_share=parse_share("--memory-share", self.memory_share),
             output_tokens=self.output_tokens,
-            tpot_s=parse_seconds(self.tpot),
+            tpot_s=_named("--tpot", parse_seconds, self.tpot),
             pool_tokens=self.pool_tokens,
             kv_dtype=self.kv_dtype,
         )
@@ -141,7 +142,7 @@ class EngineOptions:
             model,
             machine,
             measured=parse_prefills(self.prefill),
-            step_s=None if self.step is None else parse_seconds(self.step),
+            step_s=None if self.step is None else _named("--step", parse_seconds, self.step),
             max_step_tokens=self.step_tokens,
         )
 
@@ -173,9 +174,11 @@ def plan(
     their sources.
     """
     if context.invoked_subcommand is not None:
+        _check_unused(context)
         return
     if model is None:
         raise ConfigError("--model is missing: give a config.json, or a name of `plan presets`")
+    from headstart.cli.plan_tables import show_plan
     from headstart.sizing.configfile import read_model
     from headstart.sizing.documents import document
     from headstart.sizing.hardware import look_up
@@ -185,13 +188,15 @@ def plan(
     if html:
         from headstart.figure import check_installed
 
+        if json not in (None, "-") and Path(str(json)).resolve() == html.resolve():
+            raise ConfigError(f"--json and --html are both {html}: one would be lost; name two")
         check_installed()
         render.check_target(str(html), option="--html")
     render.check_target(json)
     machine, architecture = look_up(bought.read()), read_model(model)
     costs = engine.costs(architecture, machine)
     found = make_plan(Sizing(architecture, machine, asked.parse(), costs))
-    render.publish(document(found), json, lambda: _show(found, explain=explain))
+    render.publish(document(found), json, lambda: show_plan(found, explain=explain))
     if html:
         from headstart.sizing.report import page
 
@@ -205,12 +210,12 @@ def reference(
 ) -> None:
     """Predict a storage vendor's published tests, and show both.
 
-    Exit code 0 all within their targets, 1 some are not.
+    Exit code 0 all within their targets, 1 some are not for any bandwidth that is stated.
     """
+    from headstart.cli.plan_tables import show_reference
     from headstart.sizing import reference as tests
 
-    wave = tests.fit()
-    lines = [*tests.lines(wave), *tests.other_lines()]
+    wave, lines = tests.fit(), [*tests.main_lines(), *tests.other_lines()]
     spread = tests.sensitivity()
     document = {
         "schema": "headstart.plan.reference/1",
@@ -224,9 +229,9 @@ def reference(
                 "printed": line.printed,
                 "predicted": line.predicted,
                 "error": line.error,
+                "errors_over_range": list(line.errors),
                 "target": line.target,
-                "fitted": line.fitted,
-                "met": line.is_met,
+                "verdict": line.verdict.value,
                 "why": line.why,
             }
             for line in lines
@@ -236,8 +241,9 @@ def reference(
             for row, tokens, worst, ratio in spread
         ],
     }
-    render.publish(document, json, lambda: _show_reference(lines, spread, explain=explain))
-    raise typer.Exit(EXIT_MISSED if any(not line.is_met for line in lines) else 0)
+    render.publish(document, json, lambda: show_reference(lines, spread, explain=explain))
+    missed = any(line.verdict is tests.Verdict.MISSED for line in lines)
+    raise typer.Exit(EXIT_MISSED if missed else 0)
 
 
 @app.command(name="break-even")
@@ -273,28 +279,27 @@ def break_even(json: JsonTarget = None) -> None:
 @app.command(name="presets")
 def presets(json: JsonTarget = None) -> None:
     """List models and hardware that a plan knows by name, with their sources."""
-    from headstart.sizing.configfile import known_models
-    from headstart.sizing.hardware import presets as known
+    from headstart.cli.plan_tables import preset_rows
 
-    found = known()
-    groups: dict[str, dict[str, Any]] = {
-        "gpu": found.gpus,
-        "link": found.links,
-        "drive": found.drives,
-        "network": found.networks,
-    }
-    rows = [["model", name, ""] for name in known_models()]
-    rows += [
-        [kind, name, part.source] for kind, group in groups.items() for name, part in group.items()
-    ]
-    rows += [["RAID0", f"{found.raid0.efficiency:g}", found.raid0.source]]
-    rows += [["MFU", "", found.mfu.source]]
+    rows = preset_rows()
+    names = ("kind", "name", "figures", "source")
     document = {
         "schema": "headstart.plan.presets/1",
-        "presets": [{"kind": kind, "name": name, "source": text} for kind, name, text in rows],
+        "presets": [dict(zip(names, row, strict=True)) for row in rows],
     }
-    columns = [render.Column(title=title) for title in ("kind", "name", "source")]
+    columns = [render.Column(title=title) for title in names]
     render.publish(document, json, lambda: render.print_table(columns, rows))
+
+
+def _check_unused(context: typer.Context) -> None:
+    """Options before a subcommand would count for nothing. Raises ConfigError."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"{option.opts[0]} stands before `plan {context.invoked_subcommand}` and does "
+                "nothing there; leave it out, or write it behind"
+            )
 
 
 def _bandwidth(text: str | None) -> float | None:
@@ -302,15 +307,23 @@ def _bandwidth(text: str | None) -> float | None:
 
     if text is None:
         return None
-    nbytes = parse_nbytes(text.removesuffix("/s"))
+    nbytes = _named("--bandwidth", parse_nbytes, text.removesuffix("/s"))
     if not nbytes:
         raise ConfigError(f"--bandwidth {text}: at no bandwidth nothing loads; give 10.3GB, say")
     return float(nbytes)
 
 
+def _named(option: str, parse: Callable[[str], _T], text: str) -> _T:
+    """What a text says, with errors that name its option."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
 def parse_prefills(text: str | None) -> list[tuple[int, float]]:
     """Measured prefills of `1024=0.21,8192=1.9`. Raises ConfigError."""
-    found = []
+    found: list[tuple[int, float]] = []
     for part in (text or "").split(","):
         tokens, _, seconds = part.partition("=")
         if not part.strip():
@@ -321,58 +334,6 @@ def parse_prefills(text: str | None) -> list[tuple[int, float]]:
             raise ConfigError(
                 f"--prefill {text!r}: write tokens=seconds, such as 1024=0.21,8192=1.9"
             ) from None
+    if text is not None and not found:
+        raise ConfigError("--prefill is empty: write tokens=seconds, such as 1024=0.21,8192=1.9")
     return found
-
-
-def _show(plan: Plan, *, explain: bool) -> None:
-    columns = [render.Column(title=plan.model.name), render.Column(title="", numeric=True)]
-    if explain:
-        columns.append(render.Column(title="formula"))
-    rows = [
-        [each.title, each.shown, each.formula] if explain else [each.title, each.shown]
-        for each in plan.answers
-    ]
-    render.print_table(columns, rows)
-    print()
-    tokens = render.Column(title="tokens", numeric=True)
-    flips = render.Column(title="loading wins up to so many at once", numeric=True)
-    render.print_table([tokens, flips], [[f"{n:,}", f"{count:,}"] for n, count in plan.flips])
-    if explain:
-        print()
-        render.print_table(
-            [render.Column(title="sources")], [[source] for source in plan.machine.sources]
-        )
-
-
-def _show_reference(
-    lines: list[Line], spread: list[tuple[str, float, float, float]], *, explain: bool
-) -> None:
-    titles = ("", "printed", "predicted", "error", "target")
-    columns = [render.Column(title=title, numeric=bool(title)) for title in titles]
-    columns.append(render.Column(title="verdict"))
-    if explain:
-        columns.append(render.Column(title="why"))
-    rows = []
-    for line in lines:
-        error = f"{line.error * 100:+.1f} points" if line.is_points else f"{line.error:+.1%}"
-        target = "" if line.target is None else f"{line.target:.0%}".replace("%", " %")
-        verdict = "fitted" if line.fitted else "missed" if not line.is_met else ""
-        unit = f" {line.unit}" if line.unit else ""
-        row = [line.what, f"{line.printed:.4g}{unit}", f"{line.predicted:.4g}{unit}", error]
-        rows.append([*row, target, verdict or ("met" if target else "")])
-        if explain:
-            rows[-1].append(line.why)
-    render.print_table(columns, rows)
-    print()
-    render.print_table(
-        [
-            render.Column(title="length fitted to"),
-            render.Column(title="tokens", numeric=True),
-            render.Column(title="worst TTFT", numeric=True),
-            render.Column(title="worst ratio, points", numeric=True),
-        ],
-        [
-            [row, f"{n:.0f}", f"{worst:.1%}", f"{ratio * 100:.1f}"]
-            for row, n, worst, ratio in spread
-        ],
-    )

@@ -33,7 +33,8 @@ class Answer:
             case "B/s":
                 return f"{self.value / 1e9:.3g} GB/s"
             case _:
-                return f"{self.value:.4g} {self.unit}".strip()
+                text = f"{self.value:,.0f}" if self.value >= 1e4 else f"{self.value:.4g}"
+                return f"{text} {self.unit}".strip()
 
     def document(self) -> dict[str, object]:
         """For programs: an infinite value is null."""

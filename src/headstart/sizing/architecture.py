@@ -36,8 +36,6 @@ class LayerKind(enum.StrEnum):
     LATENT = "latent"
     WINDOW = "window"
     RECURRENT = "recurrent"
-    NONE = "none"
-    """It does not: only a feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,8 @@ class Architecture:
     max_tokens: int
     dtype: str
     weights_dtype: str
+    source: str = ""
+    """Where its figures are from; empty: a file that was given."""
 
     def __post_init__(self) -> None:
         if self.active_parameters <= 0 or self.max_tokens <= 0 or not self.layers:
@@ -117,19 +117,20 @@ class Architecture:
 
         KV heads are split as far as there are any; latent KV is on every rank in full.
         """
-        return sum(
+        elements = sum(
             (
-                Fraction(layer.elements * layer.count, min(num_ranks, max(1, layer.kv_heads)))
+                _rank_elements(layer, num_ranks)
                 for layer in self.layers
                 if layer.kind is not LayerKind.WINDOW
             ),
             start=Fraction(0),
-        ) * (ELEMENT_BITS[dtype] / 8)
+        )
+        return elements * ELEMENT_BITS[dtype] / 8
 
     def split(self, num_ranks: int) -> float:
         """In how many parts the KV is on so many ranks: what each of them has to load."""
-        rank = self.rank_token_nbytes("fp8", num_ranks)
-        return float(self.token_nbytes("fp8") / rank) if rank else float(num_ranks)
+        rank = sum(_rank_elements(layer, num_ranks) for layer in self.layers)
+        return float(self.elements(all_layers=True) / rank) if rank else float(num_ranks)
 
     def pair_flops(self) -> int:
         """FLOPs of one token that attends to one before it, in all layers without a window."""
@@ -156,3 +157,7 @@ class Architecture:
         return (
             layer for layer in self.layers if layer.kind in (LayerKind.ATTENTION, LayerKind.LATENT)
         )
+
+
+def _rank_elements(layer: Layer, num_ranks: int) -> Fraction:
+    return Fraction(layer.elements * layer.count, min(num_ranks, max(1, layer.kv_heads)))

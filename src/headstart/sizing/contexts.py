@@ -12,6 +12,7 @@ Contexts = tuple[tuple[int, float], ...]
 
 _EXAMPLES = "32768, 8k:0.7,32k:0.3 or p50=8k,p99=64k"
 _NUM_QUANTILES = 40
+_MAX_TOKENS = 1e12
 
 
 def parse_contexts(text: str) -> Contexts:
@@ -26,8 +27,13 @@ def parse_contexts(text: str) -> Contexts:
     if all("=" in part for part in parts):
         return _log_normal(text, parts)
     pairs = [part.partition(":") for part in parts]
-    found = [(_tokens(text, tokens), _share(text, share)) for tokens, _, share in pairs]
+    found = [
+        (_tokens(text, tokens), _share(text, share.strip()) if colon else 1.0)
+        for tokens, colon, share in pairs
+    ]
     total = sum(share for _, share in found)
+    if not math.isfinite(total):
+        raise ConfigError(f"context {text!r}: shares beyond all bounds; write {_EXAMPLES}")
     return tuple(sorted((tokens, share / total) for tokens, share in found))
 
 
@@ -40,7 +46,7 @@ def _log_normal(text: str, parts: list[str]) -> Contexts:
     given = {
         name.strip(): _tokens(text, value) for name, _, value in (p.partition("=") for p in parts)
     }
-    if set(given) != {"p50", "p99"} or given["p99"] <= given["p50"]:
+    if len(parts) != 2 or set(given) != {"p50", "p99"} or given["p99"] <= given["p50"]:
         raise ConfigError(f"context {text!r}: write p50 and a larger p99, such as p50=8k,p99=64k")
     normal = NormalDist()
     spread = math.log(given["p99"] / given["p50"]) / normal.inv_cdf(0.99)
@@ -55,14 +61,14 @@ def _tokens(text: str, word: str) -> int:
         value = float(word.removesuffix("k")) * (1024 if word.endswith("k") else 1)
     except ValueError:
         value = math.nan
-    if not value >= 1 or not math.isfinite(value):
+    if not 1 <= value <= _MAX_TOKENS:
         raise ConfigError(f"context {text!r}: {word!r} is no number of tokens; write {_EXAMPLES}")
     return round(value)
 
 
 def _share(text: str, word: str) -> float:
     try:
-        value = float(word) if word else 1.0
+        value = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
     except ValueError:
         value = math.nan
     if not value > 0 or not math.isfinite(value):

@@ -14,6 +14,8 @@ def document(plan: Plan) -> dict[str, object]:
         "model": {
             "name": plan.model.name,
             "active_parameters": plan.model.active_parameters,
+            "source": plan.model.source,
+            "weights_dtype": plan.model.weights_dtype,
             "kv_dtype": plan.load.kv_dtype or plan.model.dtype,
             "max_tokens": plan.model.max_tokens,
         },

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -24,10 +24,12 @@ _T = TypeVar("_T")
 BLOCK_S = 4e-5
 """CPU seconds of a read block besides its bytes: benchmarks/results/storage.json has 0.48 s a GB in
 blocks of 128 KiB and 0.20 s in blocks of 4 MiB, so 38 us for each."""
-_GIVEN = (
-    *("read_bytes_per_s", "write_bytes_per_s", "gpu_hour", "storage_month"),
-    *("storage_gib_month", "memory_gib_month"),
-)
+_PRICES = ("gpu_hour", "storage_month", "storage_gib_month", "memory_gib_month")
+_MAX_COUNT = 1_000_000
+_MIN_RATE = 1e6
+_MIN_FLOPS = 1e9
+_MAX_LATENCY_S = 10.0
+"""What is beyond these was meant in another unit."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,17 +42,20 @@ class Gpu(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator. `flops`: dense peak a second by dtype (bf16, fp8, fp4)."""
 
     name: str
-    flops: dict[str, float]
+    flops: dict[Literal["bf16", "fp8", "fp4"], float]
     link: str = "pcie5-x16"
     mfu: float = 0.5
     """Share of the peak that a prefill reaches."""
 
+    def units(self, dtype: str) -> Literal["bf16", "fp8", "fp4"]:
+        """What weights of a dtype are multiplied with: without units of their own, as bf16."""
+        if dtype == "fp8" and "fp8" in self.flops:
+            return "fp8"
+        return "fp4" if dtype == "fp4" and "fp4" in self.flops else "bf16"
+
     def peak(self, dtype: str) -> float:
-        """FLOPS for weights of a dtype; without units for it, those of the next wider one."""
-        for each in {"fp4": ("fp4", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, ("bf16",)):
-            if each in self.flops:
-                return self.flops[each]
-        raise ConfigError(f"gpu {self.name}: flops must have bf16; supply its dense peak")
+        """FLOPS for weights of a dtype."""
+        return self.flops[self.units(dtype)]
 
 
 class Link(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +199,7 @@ def presets() -> Presets:
 def read_hardware(path: Path) -> Hardware:
     """Hardware of a TOML file. Raises ConfigError, which names the key in the way."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return msgspec.convert(found, Hardware)
     except OSError as error:
         raise ConfigError(f"hardware file {path}: {error.strerror}") from error
@@ -209,19 +214,22 @@ def look_up(hardware: Hardware) -> Machine:
     gpu = _chosen("gpu", hardware.gpu, known.gpus)
     link = _chosen("link", hardware.link or gpu.link, known.links)
     for name in ("num_gpus", "num_engines", "num_drives", "num_ports"):
-        if getattr(hardware, name) < 1:
-            raise ConfigError(f"{name} is {getattr(hardware, name)}; it must be at least 1")
-    for name in _GIVEN:
+        if not 1 <= getattr(hardware, name) <= _MAX_COUNT:
+            raise ConfigError(
+                f"{name} is {getattr(hardware, name)}; it must be at least 1, at most {_MAX_COUNT}"
+            )
+    if hardware.num_ports > 1 and not hardware.network:
+        raise ConfigError(f"num_ports is {hardware.num_ports}, and there is no network; name one")
+    for name in _PRICES:
         if getattr(hardware, name) is not None:
-            _check(name, getattr(hardware, name))
+            _check(name, getattr(hardware, name), what_else=", or leave it out")
     block_s = BLOCK_S if hardware.block_s is None else hardware.block_s
-    _check("block_s", block_s, zero=True)
-    for name, rate in gpu.flops.items():
-        _check(f"gpu {gpu.name}: flops of {name}", rate)
+    _check_latency("block_s", block_s)
+    _check_flops(gpu)
     mfu = gpu.mfu if hardware.mfu is None else hardware.mfu
     _check_share("mfu", mfu)
     storage, latency_s, write, write_formula, sources = _storage(hardware, known)
-    _check("link bytes_per_s", link.bytes_per_s)
+    _check_rate("link bytes_per_s", link.bytes_per_s)
     _check_share("link efficiency", link.efficiency)
     links = Stage(
         name="links to the GPUs",
@@ -238,7 +246,7 @@ def look_up(hardware: Hardware) -> Machine:
         latency_s=latency_s,
         write_bytes_per_s=write,
         write_formula=write_formula,
-        staging_nbytes=parse_nbytes(hardware.staging) if hardware.staging else 0,
+        staging_nbytes=_staging_nbytes(hardware.staging),
         block_s=block_s,
         gpu_hour=hardware.gpu_hour or 0.0,
         storage_month=hardware.storage_month or 0.0,
@@ -259,9 +267,9 @@ def _storage(
         given = hardware.raid0_efficiency
         raid = known.raid0.efficiency if given is None else given
     _check_share("raid0_efficiency", raid)
-    _check("drive read_bytes_per_s", drive.read_bytes_per_s)
-    _check("drive write_bytes_per_s", drive.write_bytes_per_s)
-    _check("drive latency_s", drive.latency_s, zero=True)
+    _check_rate("drive read_bytes_per_s", drive.read_bytes_per_s)
+    _check_rate("drive write_bytes_per_s", drive.write_bytes_per_s)
+    _check_latency("drive latency_s", drive.latency_s)
     sources = [f"drive: {drive.source}"]
     if count > 1 and hardware.raid0_efficiency is None:
         sources.append(f"RAID0: {known.raid0.source}")
@@ -276,6 +284,9 @@ def _storage(
     write_formula = f"{drive.write_bytes_per_s:.4g} B/s x {count}{raid_text}"
     if hardware.network:
         network = _chosen("network", hardware.network, known.networks)
+        _check_rate("network bytes_per_s", network.bytes_per_s)
+        _check_share("network efficiency", network.efficiency)
+        _check_latency("network latency_s", network.latency_s)
         _check("network bytes_per_s", network.bytes_per_s)
         _check_share("network efficiency", network.efficiency)
         rate = network.bytes_per_s * network.efficiency * hardware.num_ports
@@ -285,12 +296,14 @@ def _storage(
         write_formula = f"min({write_formula}, {formula})"
         write = min(write, rate)
         sources.append(f"network: {network.source}")
-    if hardware.read_bytes_per_s:
+    if hardware.read_bytes_per_s is not None:
+        _check_rate("read_bytes_per_s", hardware.read_bytes_per_s)
         measured = Stage(
             name="storage, as given", bytes_per_s=hardware.read_bytes_per_s, formula="given"
         )
         stages = [measured]
-    if hardware.write_bytes_per_s:
+    if hardware.write_bytes_per_s is not None:
+        _check_rate("write_bytes_per_s", hardware.write_bytes_per_s)
         write, write_formula = hardware.write_bytes_per_s, "given"
     return stages, latency_s, write, write_formula, sources
 
@@ -306,9 +319,42 @@ def _chosen(what: str, given: str | _T, known: Mapping[str, _T]) -> _T:
     return known[given]
 
 
-def _check(what: str, value: Any, *, zero: bool = False) -> None:
-    if not isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ConfigError(f"{what} is {value:g}; supply a finite number above 0")
+def _staging_nbytes(text: str) -> int:
+    if not text:
+        return 0
+    try:
+        nbytes = parse_nbytes(text)
+    except ConfigError as error:
+        raise ConfigError(f"staging: {error}") from error
+    if not nbytes:
+        raise ConfigError(f"staging is {text!r}; supply a size such as 512GiB, or leave it out")
+    return nbytes
+
+
+def _check(what: str, value: float, *, what_else: str = "") -> None:
+    if not isfinite(value) or value <= 0:
+        raise ConfigError(f"{what} is {value:g}; supply a finite number above 0{what_else}")
+
+
+def _check_rate(what: str, value: float) -> None:
+    _check(what, value)
+    if value < _MIN_RATE:
+        raise ConfigError(f"{what} is {value:g}, in bytes a second; 7 GB/s, say, are 7e9")
+
+
+def _check_latency(what: str, value: float) -> None:
+    if not 0.0 <= value <= _MAX_LATENCY_S:
+        raise ConfigError(f"{what} is {value:g}; supply seconds, such as 80e-6 for 80 us")
+
+
+def _check_flops(gpu: Gpu) -> None:
+    if "bf16" not in gpu.flops:
+        raise ConfigError(f"gpu {gpu.name}: flops must have bf16; supply its dense peak")
+    for name, rate in gpu.flops.items():
+        what = f"gpu {gpu.name}: flops of {name}"
+        _check(what, rate)
+        if rate < _MIN_FLOPS:
+            raise ConfigError(f"{what} is {rate:g} a second; 989 TFLOPS, say, are 989e12")
 
 
 def _check_share(what: str, value: float) -> None:

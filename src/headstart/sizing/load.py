@@ -9,6 +9,10 @@ from headstart.errors import ConfigError
 from headstart.sizing.architecture import ELEMENT_BITS
 from headstart.sizing.contexts import Contexts
 
+_MAX_CONCURRENCY = 10**6
+_MAX_OUTPUT_TOKENS = 10**9
+_MAX_POOL_TOKENS = 10**18
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -30,11 +34,15 @@ class Load:
     """Empty: the model's."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.output_tokens < 1 or self.pool_tokens < 0:
-            raise ConfigError(
-                f"concurrency {self.concurrency} and output tokens {self.output_tokens} must be at "
-                f"least 1, pool tokens {self.pool_tokens} at least 0"
-            )
+        for name, least, most in (
+            ("concurrency", 1, _MAX_CONCURRENCY),
+            ("output_tokens", 1, _MAX_OUTPUT_TOKENS),
+            ("pool_tokens", 0, _MAX_POOL_TOKENS),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; supply a number from {least} to {most:.0e}"
+                )
         if not 0.0 < self.hit_share <= 1.0:
             raise ConfigError(f"hit share {self.hit_share:g} must be above 0, up to 1")
         if not 0.0 <= self.memory_share < 1.0:

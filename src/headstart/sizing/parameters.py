@@ -6,24 +6,20 @@ of experts the chosen ones and the shared ones do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from headstart.sizing.configfile import Fields
-
-GATED = frozenset({"qwen3_next", "qwen3_5_text"})
+from headstart.errors import ConfigError
+from headstart.sizing.fields import GATED, Fields
 
 
-def active_parameters(fields: Fields, kind: str, num_recurrent: int = 0) -> int:
+def active_parameters(fields: Fields, num_recurrent: int = 0) -> int:
     """Of all layers of a config, so many of them recurrent.
 
     Raises ConfigError, which names the field in the way.
     """
     num = fields.count("num_hidden_layers")
     attending = num - num_recurrent
-    total = _feed_forward(fields, kind, num)
+    total = _feed_forward(fields, num)
     if attending:
-        one = _latent(fields) if fields.optional("kv_lora_rank") else _attention(fields, kind)
+        one = _latent(fields) if fields.optional("kv_lora_rank") else _attention(fields)
         total += attending * one
     if num_recurrent:
         gated = "linear_num_value_heads" in fields.config
@@ -31,12 +27,11 @@ def active_parameters(fields: Fields, kind: str, num_recurrent: int = 0) -> int:
     return total
 
 
-def _attention(fields: Fields, kind: str) -> int:
+def _attention(fields: Fields) -> int:
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    kv_heads = fields.optional("num_key_value_heads") or heads
     # Each query head of these has a gate as wide as itself.
-    gates = heads if kind in GATED else 0
-    return hidden * fields.head_dim * (2 * heads + 2 * kv_heads + gates)
+    gates = heads if fields.kind in GATED else 0
+    return hidden * fields.head_dim * (2 * heads + 2 * fields.kv_heads + gates)
 
 
 def _gated_delta(fields: Fields) -> int:
@@ -69,7 +64,7 @@ def _latent(fields: Fields) -> int:
     return query + keys + heads * value * hidden
 
 
-def _feed_forward(fields: Fields, kind: str, num: int) -> int:
+def _feed_forward(fields: Fields, num: int) -> int:
     """Gate, up and down of all layers."""
     hidden = fields.count("hidden_size")
     experts = fields.optional("num_experts", "num_local_experts", "n_routed_experts")
@@ -82,11 +77,21 @@ def _feed_forward(fields: Fields, kind: str, num: int) -> int:
     one = 3 * hidden * (chosen * inner + shared) + hidden * experts
     if fields.optional("shared_expert_intermediate_size"):
         one += hidden  # its gate
-    dense = min(num, fields.optional("first_k_dense_replace"))
-    sparse = num - dense
-    if kind == "jamba":  # only every n-th layer is a mixture
-        period, offset = fields.count("expert_layer_period"), fields.optional("expert_layer_offset")
-        sparse = sum(layer % period == offset for layer in range(num))
-        dense = num - sparse
+    dense = _num_dense(fields, num)
     wide = fields.count("intermediate_size") if dense else 0
-    return sparse * one + dense * 3 * hidden * wide
+    return (num - dense) * one + dense * 3 * hidden * wide
+
+
+def _num_dense(fields: Fields, num: int) -> int:
+    """Layers of a mixture that are none."""
+    if fields.kind == "jamba":  # only every n-th layer is a mixture
+        period, offset = fields.count("expert_layer_period"), fields.whole("expert_layer_offset")
+        return sum(layer % period != offset for layer in range(num))
+    first, step = fields.optional("first_k_dense_replace"), fields.optional("decoder_sparse_step")
+    named = fields.config.get("mlp_only_layers") or ()
+    if not isinstance(named, list | tuple) or not all(isinstance(each, int) for each in named):
+        raise ConfigError(
+            f"model {fields.name}: mlp_only_layers must be a list of the layers without experts"
+        )
+    step = step or 1
+    return sum(layer < first or layer in named or (layer + 1) % step != 0 for layer in range(num))

@@ -13,6 +13,7 @@ from headstart.sizing.answers import Answer
 from headstart.sizing.architecture import ELEMENT_BITS, Architecture
 from headstart.sizing.hardware import Machine
 from headstart.sizing.load import Load
+from headstart.sizing.prefill import token_formula
 from headstart.sizing.queueing import Times
 from headstart.sizing.sizing import Cell, Sizing
 
@@ -34,6 +35,12 @@ class Plan:
     cells: tuple[Cell, ...]
     flips: tuple[tuple[int, int], ...]
     """Tokens, and the largest number of prompts at once at which the last load still wins."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Of the model, if it is a known one, and of the machine."""
+        model = (f"{self.model.name}: {self.model.source}",) if self.model.source else ()
+        return (*model, *self.machine.sources)
 
 
 def make_plan(sizing: Sizing) -> Plan:
@@ -113,8 +120,20 @@ def _sizes(sizing: Sizing) -> Iterator[Answer]:
         f"KV of a mean prompt, {mean} tokens",
         model.prompt_nbytes(mean, dtype),
         "B",
-        f"{mean} x {per_token:g} B, windows and states once",
+        _prompt_formula(model, mean, dtype),
     )
+
+
+def _prompt_formula(model: Architecture, tokens: int, dtype: str) -> str:
+    bits = float(ELEMENT_BITS[dtype])
+    parts = [f"{tokens} x {float(model.token_nbytes(dtype)):g} B"]
+    for layer in model.layers:
+        if layer.kind == "window":
+            kept = min(tokens, layer.window - 1)
+            parts.append(f"{layer.count} windows x {kept} x {layer.elements} x {bits:g} bits / 8")
+        if layer.state_nbytes:
+            parts.append(f"{layer.count} states x {layer.state_nbytes} B")
+    return " + ".join(parts)
 
 
 def _times(sizing: Sizing) -> Iterator[Answer]:
@@ -125,20 +144,20 @@ def _times(sizing: Sizing) -> Iterator[Answer]:
         f"prefill of {mean} tokens",
         costs.prefill_s(0, mean),
         "s",
-        f"{steps}{costs.token_s:.4g} s x n + {costs.pair_s:.4g} s x n^2/2, n = {mean}"
-        f" ({sizing.model.active_parameters:.4g} parameters, {sizing.model.parameters_from})",
+        f"{steps}{costs.token_s:.4g} s x n + {costs.pair_s:.4g} s x n^2/2, n = {mean}; "
+        + token_formula(sizing.model, machine, costs),
     )
     nbytes, engines = sizing.nbytes(mean), machine.num_engines
     copied = f"{nbytes} B / {costs.copy_bytes_per_s:.4g} B/s + T({sizing.held(mean)}, {mean})"
-    others = (
-        f"1 + {1.0 - sizing.load.memory_share:g} x {engines - 1} others" if engines > 1 else "1"
-    )
+    others = ""
+    if engines > 1:
+        others = f"(1 + {1.0 - sizing.load.memory_share:g} x {engines - 1} others) x "
     yield _answer(
         "load_s",
         "its hit, read from the storage",
         sizing.cell(mean, 1).load_s,
         "s",
-        f"{machine.latency_s:.2g} s + ({others}) x {nbytes} B / {machine.read_bytes_per_s:.4g} B/s "
+        f"{machine.latency_s:.2g} s + {others}{nbytes} B / {machine.read_bytes_per_s:.4g} B/s "
         f"+ {copied}",
     )
     yield _answer(
@@ -286,22 +305,37 @@ def _rebuild(sizing: Sizing) -> Iterator[Answer]:
 
 def _money(sizing: Sizing, hit: Times) -> Iterator[Answer]:
     machine = sizing.machine
-    if not machine.storage_month:
-        return
     saved_s = sum(share * sizing.saved_s(tokens) for tokens, share in sizing.load.contexts)
     read = 1.0 - sizing.load.memory_share
     per_s = read * hit.requests_per_s * saved_s * machine.num_gpus
-    cost = machine.storage_month / _MONTH_S / per_s if per_s > 0 else math.inf
-    compared = f"; a GPU second costs {machine.gpu_hour / 3600:.4g}" if machine.gpu_hour else ""
-    yield _answer(
-        "cost_per_gpu_s",
-        "price of a saved GPU second",
-        cost,
-        "",
-        f"{machine.storage_month:g} a month / {_MONTH_S:.0f} s / ({read:g} read of "
-        f"{hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x {machine.num_gpus} GPUs)"
-        f"{compared}",
+    how = (
+        f"({read:g} read of {hit.requests_per_s:.4g} requests/s x {saved_s:.4g} s saved x "
+        f"{machine.num_gpus} GPUs)"
     )
+    if machine.storage_month:
+        yield _answer(
+            "cost_per_gpu_s",
+            "price of a saved GPU second",
+            machine.storage_month / _MONTH_S / per_s if per_s > 0 else math.inf,
+            "",
+            f"{machine.storage_month:g} a month / {_MONTH_S:.0f} s / {how}",
+        )
+    if machine.gpu_hour:
+        price = machine.gpu_hour / 3600
+        yield _answer(
+            "gpu_s_price",
+            "price of a bought GPU second",
+            price,
+            "",
+            f"{machine.gpu_hour:g} an hour / 3600",
+        )
+        yield _answer(
+            "saved_month",
+            "price of the GPU seconds saved, a month",
+            price * per_s * _MONTH_S,
+            "",
+            f"{price:.4g} x {_MONTH_S:.0f} s x {how}",
+        )
 
 
 def _answer(key: str, title: str, value: float, unit: str, formula: str) -> Answer:

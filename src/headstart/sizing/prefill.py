@@ -20,6 +20,7 @@ from headstart.sizing.hardware import Machine, with_split
 
 MAX_STEP_TOKENS = 8192
 """Of one step, as engines have it for servers of today."""
+_MAX_STEP_TOKENS = 10**9
 _STEP_S = 5e-3
 """Of a step, besides its work: launches and scheduling."""
 
@@ -28,28 +29,27 @@ def engine_costs(
     model: Architecture,
     machine: Machine,
     *,
-    compute: str = "",
     measured: Sequence[tuple[int, float]] = (),
     step_s: float | None = None,
     max_step_tokens: int = MAX_STEP_TOKENS,
 ) -> EngineCosts:
     """What one engine takes to compute and to copy. Raises ConfigError.
 
-    `compute`: dtype of the peak, else the weights' own. `measured`: prompts of so many tokens took
-    so many seconds, computed from their start. `step_s`: of a step, besides its work; None: 5 ms,
-    or nothing where prefills were measured.
+    `measured`: prompts of so many tokens took so many seconds, computed from their start. `step_s`:
+    of a step, besides its work; None: 5 ms, or nothing where prefills were measured.
     """
     if step_s is None:
         step_s = 0.0 if measured else _STEP_S
-    if not 0.0 <= step_s < math.inf or max_step_tokens < 1:
+    if not 0.0 <= step_s < math.inf or not 1 <= max_step_tokens <= _MAX_STEP_TOKENS:
         raise ConfigError(
             f"steps of {step_s:g} s and {max_step_tokens} tokens: they last 0 s or more besides "
-            "their work, and compute at least 1 token"
+            f"their work, and compute at least 1 token, at most {_MAX_STEP_TOKENS:.0e}"
         )
-    share = machine.mfu * machine.num_gpus
-    token_s = model.token_flops() / (machine.gpu.peak(compute or model.weights_dtype) * share)
-    pair_s = model.pair_flops() / (machine.gpu.peak("bf16") * share)
+    token_s, pair_s = _by_peak(model, machine)
     if measured:
+        for tokens, _ in measured:
+            if tokens > 0:
+                model.check_tokens(tokens)
         work = [
             (tokens, seconds, seconds - step_s * -(-tokens // max_step_tokens))
             for tokens, seconds in measured
@@ -65,6 +65,27 @@ def engine_costs(
     )
 
 
+def token_formula(model: Architecture, machine: Machine, costs: EngineCosts) -> str:
+    """How seconds a token and a pair of these costs came about."""
+    if (costs.token_s, costs.pair_s) != _by_peak(model, machine):
+        return "seconds a token and a pair fitted to measured prefills"
+    gpu, dtype = machine.gpu, model.weights_dtype
+    share = f"{machine.mfu:g} of it x {machine.num_gpus} GPUs"
+    windows = f" + {model.window_flops():.4g} in windows" if model.window_flops() else ""
+    return (
+        f"a token: (2 x {model.active_parameters:.4g} parameters, {model.parameters_from}{windows})"
+        f" FLOPs / ({gpu.peak(dtype):.4g} FLOPS in {gpu.units(dtype)} x {share}); a pair: "
+        f"{model.pair_flops():.4g} FLOPs / ({gpu.peak('bf16'):.4g} FLOPS in bf16 x {share})"
+    )
+
+
+def _by_peak(model: Architecture, machine: Machine) -> tuple[float, float]:
+    """Seconds a token and a pair, by FLOPs."""
+    share = machine.mfu * machine.num_gpus
+    token_s = model.token_flops() / (machine.gpu.peak(model.weights_dtype) * share)
+    return token_s, model.pair_flops() / (machine.gpu.peak("bf16") * share)
+
+
 def _fitted(
     token_s: float, pair_s: float, measured: Sequence[tuple[int, float, float]]
 ) -> tuple[float, float]:
@@ -77,8 +98,9 @@ def _fitted(
             )
     sizes = (512, 4096, 32768)
     fit = LinearFit((token_s, pair_s), [(n, num_pairs(0, n)) for n in sizes])
-    for tokens, _, work_s in measured:
-        fit.observe((tokens, num_pairs(0, tokens)), work_s)
+    for tokens, seconds, work_s in measured:
+        if not fit.observe((tokens, num_pairs(0, tokens)), work_s):
+            raise ConfigError(f"a prefill of {tokens} tokens in {seconds:g} s: seconds, not less")
     token, pair = fit.coefficients
     return float(token), float(pair)
 

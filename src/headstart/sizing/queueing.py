@@ -31,6 +31,7 @@ from headstart.errors import ConfigError
 _WAVES = 30
 _MAX_REQUESTS = 6000
 _MAX_CLIENTS = 2000
+_MAX_STEPS = 300_000
 _MIN_S = 1e-12
 _ROUNDING = 1e-9
 _SPREAD = 0.5
@@ -111,16 +112,16 @@ def simulate(
             f"{clients} clients x {engines} engines: between 1 and {_MAX_CLIENTS} can be simulated"
         )
     num = max(3 * total, min(_MAX_REQUESTS, _WAVES * total))
-    rng = np.random.default_rng(seed)
-    shares = np.array([work.share for work in works])
-    kinds = rng.choice(len(works), size=num, p=shares / shares.sum())
-    lengths = rng.uniform(1.0 - _SPREAD, 1.0 + _SPREAD, size=num)
-    drawn = [
-        replace(works[kind], output_tokens=max(1, round(works[kind].output_tokens * length)))
-        for kind, length in zip(kinds.tolist(), lengths.tolist(), strict=True)
-    ]
+    requests = _drawn(works, num, seed)
+    most = costs.max_step_tokens
+    num_steps = sum(-(-(each.tokens - each.held_tokens) // most) for each in requests)
+    if num_steps > _MAX_STEPS:
+        raise ConfigError(
+            f"{num_steps} steps of {most} tokens: at most {_MAX_STEPS} can be simulated; give "
+            "larger steps (--step-tokens), shorter prompts or fewer clients"
+        )
     found = follow(
-        drawn,
+        requests,
         costs=costs,
         tpot_s=tpot_s,
         clients=clients,
@@ -142,6 +143,18 @@ def simulate(
         burst_worst_s=max(burst),
         requests_per_s=len(later) / span if span > 0 else 0.0,
     )
+
+
+def _drawn(works: Sequence[Work], num: int, seed: int) -> list[Work]:
+    """So many requests for these works, at random."""
+    rng = np.random.default_rng(seed)
+    shares = np.array([work.share for work in works])
+    kinds = rng.choice(len(works), size=num, p=shares / shares.sum())
+    lengths = rng.uniform(1.0 - _SPREAD, 1.0 + _SPREAD, size=num)
+    return [
+        replace(works[kind], output_tokens=max(1, round(works[kind].output_tokens * length)))
+        for kind, length in zip(kinds.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
 def follow(

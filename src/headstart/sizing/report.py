@@ -60,6 +60,6 @@ def page(plan: Plan) -> str:
             numbers=[1],
         ),
         "<h2>Sources</h2>",
-        "<ul>" + "".join(f"<li>{escape(each)}</li>" for each in machine.sources) + "</ul>",
+        "<ul>" + "".join(f"<li>{escape(each)}</li>" for each in plan.sources) + "</ul>",
     ]
     return html_page(title, parts)

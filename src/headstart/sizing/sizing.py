@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headstart.costs import EngineCosts, ReadCosts
+from headstart.errors import ConfigError
 from headstart.sizing.architecture import Architecture
 from headstart.sizing.contexts import mean_tokens
 from headstart.sizing.hardware import Machine, with_split
@@ -55,6 +56,11 @@ class Sizing:
         self.dtype = load.kv_dtype or model.dtype
         self.mean = round(mean_tokens(load.contexts))
         self.longest = max(tokens for tokens, _ in load.contexts)
+        if not self.nbytes(self.mean):
+            raise ConfigError(
+                f"of a mean prompt of {self.mean} tokens, {self.held(self.mean)} are held and have "
+                "no KV to load; ask for longer prompts (--context) or a larger share (--hit-share)"
+            )
 
     def held(self, tokens: int) -> int:
         """Tokens of a prompt that are loaded: never the last one."""
