@@ -90,14 +90,12 @@ class LatencyOptions:
         if self.model is None:
             self._check_unused()
             return None
-        from headstart.bench.imports import read_runs
         from headstart.bench.slo import parse_slo
         from headstart.cli.plan import parse_prefills
         from headstart.sizing.configfile import read_model
         from headstart.sizing.hardware import Hardware, look_up, read_hardware
         from headstart.tuner.case import make_site
         from headstart.tuner.latency import Level
-        from headstart.tuner.measured import learnt_costs
         from headstart.units import parse_nbytes, parse_seconds
 
         if self.prefill is not None and self.measured is not None:
@@ -112,10 +110,13 @@ class LatencyOptions:
             engine_kv_nbytes=parse_nbytes(self.engine_kv),
         )
         self._sizes(), self._time_gain()  # before work that takes long
-        if self.measured is None:
-            return site
-        runs = read_runs(Path(self.measured))
-        return replace(site, costs=learnt_costs(runs, site.costs))
+        return site if self.measured is None else self._learnt(site, Path(self.measured))
+
+    def _learnt(self, site: Site, path: Path) -> Site:
+        from headstart.bench.imports import read_runs
+        from headstart.tuner.measured import learnt_costs
+
+        return replace(site, costs=learnt_costs(read_runs(path), site.costs))
 
     def check_times(self, context: typer.Context, recorded: Recorded) -> None:
         """Raises ConfigError where arrivals would be made up at a rate that nobody gave."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headstart.bench.counters import ENGINE
 from headstart.bench.run import Run
 from headstart.costs import EngineCosts, EngineModel, num_pairs
 from headstart.errors import ConfigError
+from headstart.tuner.latency import ENGINE
 
 
 def learnt_costs(runs: Sequence[Run], prior: EngineCosts) -> EngineCosts:
