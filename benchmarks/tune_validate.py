@@ -309,15 +309,19 @@ def learnt_site(site: Site, runs: dict[str, list[Run]], without: str) -> Site:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print a table."""
-    titles = ("workload", "arm", "phase", "hits", "said", "points", "p50 ms", "said", "ratio")
-    print("{:<12}{:<12}{:<11}{:>7}{:>7}{:>8}{:>9}{:>8}{:>7}".format(*titles), "  p90 ms    said")
+    """Print a table; times in ms, of the rounds the least and the most."""
+    print(
+        f"{'workload':<12}{'arm':<12}{'phase':<11}{'hits':>7}{'said':>7}{'points':>8}"
+        f"{'p50':>7}{'rounds':>13}{'said':>7}{'ratio':>7}{'p90':>7}{'said':>7}"
+    )
     for row in rows:
+        least, most = (1e3 * each for each in (min(row.round_p50_s), max(row.round_p50_s)))
+        times = f"{1e3 * row.p50_s:>7.0f}{f'{least:.0f}-{most:.0f}':>13}"
         print(
-            f"{row.workload:<12}{row.arm:<12}{row.phase:<11}{row.hit:>7.1%}{row.hit_predicted:>7.1%}"
-            f"{row.hit_points:>+8.2f}{1e3 * row.p50_s:>9.0f}{1e3 * row.p50_predicted_s:>8.0f}"
-            f"{row.p50_ratio:>7.2f}{1e3 * row.p90_s:>9.0f}{1e3 * row.p90_predicted_s:>8.0f}"
-            f"{'' if row.is_within else '  missed'}"
+            f"{row.workload:<12}{row.arm:<12}{row.phase:<11}{row.hit:>7.1%}"
+            f"{row.hit_predicted:>7.1%}{row.hit_points:>+8.2f}{times}"
+            f"{1e3 * row.p50_predicted_s:>7.0f}{row.p50_ratio:>7.2f}{1e3 * row.p90_s:>7.0f}"
+            f"{1e3 * row.p90_predicted_s:>7.0f}{'' if row.is_within else '  missed'}"
         )
     num_within = sum(row.is_within for row in rows)
     print(f"{num_within} of {len(rows)} within a point of hits and {TTFT_LIMIT:.0%} of the p50")
