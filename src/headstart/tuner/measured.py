@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from headstart.bench.run import Run
 from headstart.costs import EngineCosts, EngineModel, num_pairs
@@ -22,12 +23,16 @@ def learnt_costs(runs: Sequence[Run], prior: EngineCosts) -> EngineCosts:
     Each counts as one step, though a prompt beyond the largest takes several: those are full.
     """
     model = EngineModel(prior)
+    times: dict[tuple[int, int], list[float]] = {}
     for run in runs:
         _check(run)
         for request in run.good:
             cached = request.cached_tokens or 0
-            new = request.prompt_tokens - cached
-            model.step(new, num_pairs(cached, new), request.ttft_s or 0.0)
+            times.setdefault((cached, request.prompt_tokens - cached), []).append(
+                request.ttft_s or 0.0
+            )
+    for (cached, new), seconds in times.items():
+        model.step(new, num_pairs(cached, new), median(seconds))
     if not model.num_observed:
         raise ConfigError("no run has a request from which prefills could be learnt")
     return replace(model.costs, uncertainty=prior.uncertainty)
