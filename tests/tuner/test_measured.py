@@ -68,6 +68,18 @@ def test_what_made_a_run_is_found_again():
     assert (found.copy_bytes_per_s, found.uncertainty) == (4e9, 0.0), "it says nothing of these"
 
 
+def test_what_is_computed_again_and_again_counts_once_by_its_median():
+    again = run_of(TRUE, *[(500, 0)] * 49)
+    slow = [
+        msgspec.structs.replace(each, ttft_s=3.0 * each.ttft_s) if number > 24 else each
+        for number, each in enumerate(again.requests)
+    ]
+    found = learnt_costs(
+        [run_of(TRUE, *MANY), msgspec.structs.replace(again, requests=tuple(slow))], PRIOR
+    )
+    assert found.prefill_s(0, 500) == pytest.approx(TRUE.prefill_s(0, 500), rel=0.02)
+
+
 def test_a_real_run_is_learnt_to_a_tenth():
     one, other = [run for run in read_runs(REAL) if run.arm == "gpu-prefix"]
     found = learnt_costs([one], PRIOR)
