@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,37 @@ def test_a_trace_without_times_needs_a_rate(capsys, tmp_path):
     assert "made up by --rate" in printed.out
     assert ended(capsys, "tune", path)[0] == 0, "hits need no times"
 
+    code, printed = ended(capsys, "tune", path, *MODEL, "--concurrency", "2")
+    assert code == 0
+    assert "a closed loop of 2 at once" in printed.out
+
+
+def test_a_closed_loop_queues_by_its_places(capsys, trace):
+    few = ("--memory-sizes", "1GiB", "--file-sizes", "0", "--block-sizes", "512", "--json", "-")
+
+    def latency(*words):
+        words = (*MODEL, *few, "--tpot", "0s", *words)
+        return json.loads(ended(capsys, "tune", trace, *TRACE, *words)[1].out)["latency"]
+
+    found = [latency(), latency("--concurrency", "1"), latency("--concurrency", "4")]
+    assert [each["concurrency"] for each in found] == [None, 1, 4]
+    timed, alone, crowd = (each["without"]["ttft_s"]["mean"] for each in found)
+    assert alone == pytest.approx(timed), "its times leave room"
+    assert crowd == pytest.approx(4 * alone, rel=0.1), "three are before it"
+    assert found[2]["without"]["offered_load"] > 0.9, "the engine never rests"
+    assert not any("overloaded" in note for note in found[2]["notes"])
+
+
+def test_prefills_as_a_run_of_vllm_had_them(capsys, trace):
+    runs = Path(__file__).parent / "data" / "serve_arms.json"
+    words = ("tune", trace, *TRACE, "--model", "smollm2-135m", *FEW, "--json", "-")
+    code, printed = ended(capsys, *words, "--measured", f"{runs}#gpu-prefix/cold")
+    assert code == 0
+    slow = json.loads(printed.out)["latency"]["without"]["ttft_s"]["p50"]
+    assert (
+        slow > 100 * json.loads(ended(capsys, *words)[1].out)["latency"]["without"]["ttft_s"]["p50"]
+    )
+
 
 def test_what_is_done_stays_after_ctrl_c(capsys, trace, tmp_path, monkeypatch):
     time, count = Case.time, iter(range(100))
@@ -167,6 +199,10 @@ def test_wrong_hardware_is_refused(capsys, trace, hardware, file, message):
         ((*MODEL, "--engine-kv", "all"), "'all' is not a quantity"),
         ((*MODEL, "--time-gain", "100%"), "--time-gain '100%' is no share"),
         ((*MODEL, "--prefill", "x"), "write tokens=seconds"),
+        ((*MODEL, "--prefill", "9=1", "--measured", "x"), "tell the same: leave one of them out"),
+        ((*MODEL, "--measured", "/nowhere"), "/nowhere cannot be read"),
+        (("--measured", "x.json"), "--measured is for times, which need --model"),
+        (("--concurrency", "1"), "--concurrency is for times, which need --model"),
         ((*MODEL, "--policies", "best"), "policy 'best' is unknown"),
     ],
 )

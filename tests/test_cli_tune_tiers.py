@@ -99,6 +99,7 @@ def test_more_options_reach_the_replay(capsys, trace):
     found = points(capsys, trace, *TIERS, *words)[0]
     assert (found["engines"], found["ttl_s"], found["policy"]) == (2, 0.05, "fifo")
     assert found["token_hit"] < plain["token_hit"]
+    assert points(capsys, trace, *TIERS, "--tier-policy", "cost=4")[0]["policy"] == "cost=4"
     small = (*SIZE, "--memory-tokens", "40", "--file-tokens", "40", "--write", "on-evict")
     alone, both = points(capsys, trace, *small)[0], points(capsys, trace, *small, "--exclusive")[0]
     assert (alone["inclusive"], both["inclusive"]) == (True, False)
@@ -119,7 +120,7 @@ def test_without_tiers_there_are_none(capsys, trace):
         (("--engines", "2"), "do nothing without --memory-tokens and --file-tokens"),
         ((*TIERS, "--write", "back"), "'back' is unknown; known: through, on-evict, second-touch"),
         ((*TIERS, "--exclusive"), "exclusive tiers are written on-evict"),
-        ((*TIERS, "--tier-policy", "lfu"), "'lfu' is none of tiers; known: lru, fifo"),
+        ((*TIERS, "--tier-policy", "lfu"), "'lfu' is unknown; allowed: lru, fifo"),
         ((*TIERS, "--engines", "0"), "0 engines cannot be simulated; 1 to 256 can"),
         ((*TIERS, "--ttl", "soon"), "'soon' is not a quantity"),
         ((*TIERS, "--ttl", "0s"), "a TTL is above 0 s"),

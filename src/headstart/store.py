@@ -35,7 +35,6 @@ from headstart.types import KeyChain, NamespaceId, Outcome, TierStats, VerifyRep
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-
 _log = logging.getLogger(__name__)
 _ASK_EVERY_S = 0.005
 
@@ -279,11 +278,12 @@ class PrefixStore:
     def _all_tiers(self) -> list[Tier]:
         return [self._memory, *(lower.tier for lower in self._lower)]
 
-    def _pin(self, chain: KeyChain) -> list[int]:
+    def _pin(self, chain: KeyChain, *, is_use: bool = True) -> list[int]:
         return self._memory.index.pin(
             chain.keys,
             namespace=self._memory.namespaces[chain.namespace],
             block_nbytes=chain.block_nbytes,
+            is_use=is_use,
         )
 
     def _promote(
@@ -341,7 +341,7 @@ class PrefixStore:
     def _write_behind(self, lower: _Lower, chain: KeyChain, rows: list[int]) -> None:
         """Write blocks that memory holds and a lower tier lost or never got."""
         memory = self._memory
-        pinned = self._pin(chain)
+        pinned = self._pin(chain, is_use=False)
         hold = SharedHold(lambda: memory.index.unpin(pinned))
         if pinned == rows:
             offsets = memory.index.rows.offset

@@ -16,6 +16,7 @@ from headstart.tuner.latency import (
     Asked,
     Level,
     Loads,
+    Loop,
     Medium,
     Serving,
     replay,
@@ -169,6 +170,34 @@ def test_a_request_goes_where_the_least_is_to_compute():
     assert found == [pytest.approx(1.01), pytest.approx(0.11), pytest.approx(0.06 + 0.11)]
 
 
+# ------------------------------------------------------------------------------- a closed loop
+
+
+def in_a_loop(concurrency, answer_s, *requests, serving=PLANNED):
+    loop = Loop(concurrency=concurrency, answer_s=np.array(answer_s))
+    return replay(replace(asked(*requests), loop=loop), serving)
+
+
+def test_one_at_a_time_comes_with_the_last_token_of_the_one_before():
+    rows = [(7.0, 100, 0, 0), (7.0, 100, 20, 20), (7.0, 50, 0, 0)]
+    found = in_a_loop(1, [1.0, 0.0, 0.5], *rows)
+    assert found.ttft_s.tolist() == [pytest.approx(each) for each in (0.11, 0.035, 0.06)]
+    assert found.at_s.tolist() == [0.0, pytest.approx(1.11), pytest.approx(1.145)]
+    assert replay(asked(*rows), PLANNED).at_s.tolist() == [7.0, 7.0, 7.0], "open"
+
+
+def test_of_two_places_the_first_that_is_free_is_taken():
+    found = in_a_loop(2, [0.5, 0.0, 0.0, 0.0], *[(0.0, 100, 0, 0)] * 4)
+    # One computes while the other waits; the first one's answer is long.
+    assert found.at_s.tolist() == [pytest.approx(each) for each in (0.0, 0.0, 0.22, 0.33)]
+    assert found.ttft_s.tolist() == [pytest.approx(each) for each in (0.11, 0.22, 0.11, 0.11)]
+
+
+def test_a_loop_has_places():
+    with pytest.raises(ConfigError, match="0 requests at once; at least 1 is"):
+        in_a_loop(0, [0.0], (0.0, 100, 0, 0))
+
+
 # ------------------------------------------------------------------------------ of all of them
 
 counts = st.integers(1, 200)
@@ -229,6 +258,20 @@ def test_work_is_done_once_and_in_time(rows, bytes_per_s, num_engines, loads):
         order = np.argsort(ended)
         begun = (ended - answered.compute_s)[order]
         assert (begun[1:] >= ended[order][:-1] - 1e-6).all()
+
+
+@given(requests, st.integers(1, 4), st.integers(1, 3), st.lists(st.floats(0, 2), min_size=12))
+def test_a_loop_is_full_and_never_overfull(rows, concurrency, num_engines, answers):
+    rows = within(rows)
+    answer_s = np.array(answers[: len(rows)])
+    serving = replace(SERVING, num_engines=num_engines)
+    found = in_a_loop(concurrency, answer_s, *rows, serving=serving)
+    ends = found.at_s + found.ttft_s + answer_s
+    assert (np.diff(found.at_s) >= 0.0).all(), "in their order"
+    for number, at_s in enumerate(found.at_s):
+        num_open = int((ends[:number] > at_s + 1e-9).sum())
+        assert num_open < concurrency
+        assert at_s == 0.0 or np.isclose(ends[:number], at_s).any(), "as soon as one may"
 
 
 def test_with_queues_more_bandwidth_may_make_one_later():

@@ -84,6 +84,31 @@ def test_lfu_keeps_what_was_popular(tmp_path):
     assert hits(tmp_path, "lru", 2, *asked) == [0, 1, 0, 0, 1, 0]
 
 
+def lfu_hits(trace, capacity):
+    """What is held with its hits and its last use, and the least of the leaves looked for."""
+    held, found = {}, []
+    for number, blocks in enumerate(prompts(trace)):
+        hit = next((i for i, block in enumerate(blocks) if block not in held), len(blocks))
+        for block in blocks[:hit]:
+            held[block] = (held[block][0] + 1, number)
+        new, found = blocks[hit:], [*found, hit]
+        while new and len(held) + len(new) > capacity:
+            stays = {int(trace.parent[block]) for block in held} | set(blocks[:hit])
+            leaves = [block for block in held if block not in stays]
+            if not leaves:
+                break
+            del held[min(leaves, key=held.__getitem__)]
+        held |= dict.fromkeys(new[: capacity - len(held)], (0, number))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lfu_forgets_the_hits_of_what_has_gone(tmp_path, seed):
+    trace = recorded(tmp_path, chats(seed, num_requests=150))
+    for capacity in (3, 8, 20):
+        assert simulate(trace, "lfu", capacity).tolist() == lfu_hits(trace, capacity)
+
+
 def test_sieve_passes_a_marked_block_once(tmp_path):
     # 1 is marked, so 2 goes for 3; the hand stays behind 1, and 3 goes for 4, then 1 for 5.
     asked = ([1], [2], [1], [3], [1], [4], [1], [5], [4])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headstart.errors import ConfigError
+from headstart.policies import POLICIES
 from headstart.tuner.curve import depths
 from headstart.tuner.simulate import simulate
 from headstart.tuner.tiers import CAUSES, WRITES, TierSetup, simulate_tiers
@@ -17,6 +18,7 @@ from tuner_cases import chats, recorded
 
 ALL = 10_000
 """Blocks that no trace here has."""
+EVERY = (*POLICIES, "ttl=30ms", "tlru=8", "cost=4")
 
 
 def replay(trace, memory, files, write="through", **options):
@@ -65,7 +67,7 @@ def test_memory_hits_what_it_would_hit_alone(tmp_path, seed, policy):
             assert (result.hits.tolist(), result.written_blocks) == (alone, 0)
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
+@pytest.mark.parametrize("policy", EVERY)
 def test_without_memory_files_hit_what_one_tier_hits(tmp_path, policy):
     trace = recorded(tmp_path, chats(1))
     for capacity in (0, 1, 5, 20, ALL):
@@ -93,14 +95,24 @@ def test_lru_through_has_the_curve_of_each_and_exclusive_of_their_sum(tmp_path, 
             assert (exclusive.hits == by_curve(memory + files)).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_optimum_of_both_capacities_is_not_beaten(tmp_path, seed):
-    trace = recorded(tmp_path, chats(seed))
+@pytest.mark.parametrize("policy", EVERY)
+def test_the_optimum_of_both_capacities_is_not_beaten(tmp_path, policy):
+    trace = recorded(tmp_path, chats(EVERY.index(policy)))
     for memory, files in ((1, 3), (4, 4), (10, 30), (30, 10)):
         for engines in (1, 3):
             best = simulate(trace, "optimal", engines * memory + files).sum()
-            for result in every_way(trace, memory, files, engines=engines):
+            for result in every_way(trace, memory, files, engines=engines, policy=policy):
                 assert result.hits.sum() <= best
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_files_that_hold_all_hit_all_whatever_the_policy(tmp_path, policy):
+    trace = recorded(tmp_path, chats(5))
+    most = simulate(trace, "lru", ALL).tolist()
+    for memory in (int(trace.lengths.max()), 25):
+        for options in ({}, {"write": "on-evict"}, {"write": "on-evict", "inclusive": False}):
+            assert replay(trace, memory, ALL, policy=policy, **options).hits.tolist() == most
+        assert replay(trace, memory, ALL, policy=policy, engines=3).hits.tolist() == most
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -205,7 +217,8 @@ def test_progress_is_told(tmp_path):
     ("wrong", "message"),
     [
         ({"memory_blocks": -1}, "capacities of -1 and 1 blocks: none is below 0"),
-        ({"policy": "optimal"}, "policy 'optimal' is none of tiers; known: lru, fifo"),
+        ({"policy": "optimal"}, "policy 'optimal' is unknown; allowed: lru, fifo, lfu-da, s3fifo"),
+        ({"policy": "tlru=0"}, "tlru=0 must be a number of tokens of at least 1"),
         ({"write": "back"}, "policy 'back' is unknown; known: through, on-evict, second-touch"),
         ({"inclusive": False}, "exclusive tiers are written on-evict: through would"),
         ({"ttl_s": 0.0}, "a TTL is above 0 s, not 0.0; without one nothing expires"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +40,19 @@ class LatencyOptions:
     prefill: Annotated[
         str | None,
         typer.Option(help="Measured prefills instead of MFU: 1024=0.21,8192=1.9 (tokens=s)."),
+    ] = None
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE#ARM/PHASE",
+            help="Prefills as requests of `bench serve --concurrency 1` had them, without tiers.",
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Closed loop, as a load generator has it: requests at once, not times."
+        ),
     ] = None
     kv_dtype: Annotated[
         str, typer.Option(help="Of the KV: float32, bfloat16, float16, fp8, fp4.")
@@ -85,6 +98,8 @@ class LatencyOptions:
         from headstart.tuner.latency import Level
         from headstart.units import parse_nbytes, parse_seconds
 
+        if self.prefill is not None and self.measured is not None:
+            raise ConfigError("--prefill and --measured tell the same: leave one of them out")
         hardware = read_hardware(self.hardware) if self.hardware else Hardware()
         site = make_site(
             read_model(self.model),
@@ -95,16 +110,23 @@ class LatencyOptions:
             engine_kv_nbytes=parse_nbytes(self.engine_kv),
         )
         self._sizes(), self._time_gain()  # before work that takes long
-        return site
+        return site if self.measured is None else self._learnt(site, Path(self.measured))
+
+    def _learnt(self, site: Site, path: Path) -> Site:
+        from headstart.bench.imports import read_runs
+        from headstart.tuner.measured import learnt_costs
+
+        return replace(site, costs=learnt_costs(read_runs(path), site.costs))
 
     def check_times(self, context: typer.Context, recorded: Recorded) -> None:
         """Raises ConfigError where arrivals would be made up at a rate that nobody gave."""
         source = context.get_parameter_source("rate")
         is_given = source is not None and source.name != "DEFAULT"
+        is_given = is_given or self.concurrency is not None
         if self.model is not None and not recorded.has_times and not is_given:
             raise ConfigError(
                 "the trace tells no times, and how long a first token takes depends on how much "
-                "comes at once: give --rate, the sessions that start a second"
+                "comes at once: give --rate, the sessions that start a second, or --concurrency"
             )
 
     def times(self, site: Site | None, tuned: Tuned, policies: Sequence[str]) -> Times | None:
@@ -116,7 +138,7 @@ class LatencyOptions:
         from headstart.tuner.timed import Times
 
         memory, file, block_sizes = self._sizes()
-        case = Case(tuned.recorded, site)
+        case = Case(tuned.recorded, site, concurrency=self.concurrency)
         space = default_space(
             case,
             tuned,
@@ -160,12 +182,18 @@ class LatencyOptions:
 
     def _check_unused(self) -> None:
         """Raises ConfigError for an option that does nothing without a model."""
-        for name in ("hardware", "prefill", "memory_sizes", "file_sizes", "block_sizes", "slo"):
+        for name in _FOR_TIMES:
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is for times, which need --model: a config.json, "
                     "or a name of `headstart plan presets`"
                 )
+
+
+_FOR_TIMES = (
+    *("hardware", "prefill", "measured", "concurrency"),
+    *("memory_sizes", "file_sizes", "block_sizes", "slo"),
+)
 
 
 def _nbytes(option: str, text: str | None) -> list[int] | None:

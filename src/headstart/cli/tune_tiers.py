@@ -36,7 +36,7 @@ class TierOptions:
         str | None,
         typer.Option(metavar="TOKENS,...", help="Capacities of the file tier below it."),
     ] = None
-    tier_policy: Annotated[str, typer.Option(help="Of both tiers: lru or fifo.")] = "lru"
+    tier_policy: Annotated[str, typer.Option(help="Of both tiers: any of the store's.")] = "lru"
     write: Annotated[
         str,
         typer.Option(

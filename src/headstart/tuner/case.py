@@ -30,6 +30,7 @@ from headstart.tuner.latency import (
     Latency,
     Level,
     Loads,
+    Loop,
     Medium,
     Serving,
     replay,
@@ -171,10 +172,18 @@ class Timed:
 class Case:
     """A load at a site. Keeps what settings have in common."""
 
-    def __init__(self, recorded: Recorded, site: Site, hold: Hold | None = None) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        site: Site,
+        hold: Hold | None = None,
+        *,
+        concurrency: int | None = None,
+    ) -> None:
+        """`concurrency`: requests at once of a closed loop; None: each at its time in the trace."""
         if recorded.input_tokens.max(initial=0) < 1:
             raise ConfigError("a trace whose prompts have no tokens cannot be timed")
-        self.recorded, self.site = recorded, site
+        self.recorded, self.site, self.concurrency = recorded, site, concurrency
         self._hold = InclusiveTiers() if hold is None else hold
         self._sizes = {recorded.block_size: recorded}
         self._output_tokens: list[int] = recorded.output_tokens.tolist()
@@ -213,14 +222,20 @@ class Case:
         if setting.file_nbytes and not setting.memory_nbytes:
             raise ConfigError("a file tier needs memory above it, through which its blocks pass")
 
+    def replayed(
+        self, setting: Setting, advance: Callable[[int], None] = lambda num_requests: None
+    ) -> tuple[Serving, Asked, Answered]:
+        """Each request with a setting, and what serves it. Raises ConfigError."""
+        self.check(setting)
+        serving, asked = self._asked(self._in_blocks_of(setting.block_size), setting)
+        return serving, asked, replay(asked, serving, advance)
+
     def time(
         self, setting: Setting, advance: Callable[[int], None] = lambda num_requests: None
     ) -> Timed:
-        """Replay the load with a setting. Raises ConfigError."""
-        self.check(setting)
+        """What the load gives with a setting. Raises ConfigError."""
+        serving, asked, answered = self.replayed(setting, advance)
         recorded = self._in_blocks_of(setting.block_size)
-        serving, asked = self._asked(recorded, setting)
-        answered = replay(asked, serving, advance)
         first = half(recorded)
         latency = summarise(
             asked,
@@ -266,11 +281,16 @@ class Case:
         # As if a prompt always went to the engine that has its prefix: good for what is compared.
         own = site.engine_kv_nbytes * site.machine.num_engines // serving.block_nbytes
         own_blocks = self._hold(recorded, "lru", [own])[0]
+        loop = None
+        if self.concurrency is not None:
+            later = np.maximum(recorded.output_tokens - 1, 0)
+            loop = Loop(concurrency=self.concurrency, answer_s=later * site.level.tpot_s)
         asked = Asked(
             at_s=recorded.at_s,
             num_tokens=recorded.input_tokens,
             own_blocks=own_blocks,
             held=tuple(self._hold(recorded, setting.policy, num_blocks)),
+            loop=loop,
         )
         return serving, asked
 

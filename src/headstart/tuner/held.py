@@ -59,3 +59,27 @@ class InclusiveTiers:
         before = np.append(0, np.cumsum(self._depths[size] <= capacity, dtype=np.int64))
         found: Ints = before[recorded.starts[1:]] - before[recorded.starts[:-1]]
         return found
+
+
+class RestartedTiers:
+    """The same, where engines and node are started anew before some requests: files stay.
+
+    The first capacity is that of what a restart empties: memory, or an engine's own cache.
+    """
+
+    def __init__(self, before: Sequence[int]) -> None:
+        """`before`: numbers of requests, rising."""
+        self._starts = (0, *before)
+        self._lives = [InclusiveTiers() for _ in self._starts]
+        self._files = InclusiveTiers()
+
+    def __call__(self, recorded: Recorded, policy: str, capacities: Sequence[int]) -> list[Ints]:
+        """See `Hold`."""
+        if not capacities:
+            return []
+        life = np.searchsorted(self._starts, np.arange(len(recorded)), side="right") - 1
+        emptied = [
+            tiers(recorded.chosen(life == number), policy, capacities[:1])[0]
+            for number, tiers in enumerate(self._lives)
+        ]
+        return [np.concatenate(emptied), *self._files(recorded, policy, capacities[1:])]

@@ -6,7 +6,8 @@ A request goes to the engine that has the least to compute. Of what tiers hold o
 `headstart.planner` chooses how much is loaded, as it does in a node: by the queue of the device and
 by half of what the engine has to compute for others. A device reads what it is asked for in order,
 all engines' requests in one queue, at `latency + bytes / bandwidth`. An engine computes one prompt
-at a time, the one that was ready first; copying its blocks from memory is a part of that.
+at a time, the one that was ready first; copying its blocks from memory is a part of that. In a
+closed loop so many requests are open at once, and the next comes with the last token of one.
 
 What is planned is waited for. Decoding takes no time of the engine, and writing none of the device.
 """
@@ -32,7 +33,7 @@ from headstart.tuner.recorded import Floats, Ints
 _BUSY_SHARE = 0.5
 """Of what is to be computed for others, as the vLLM connector counts it: they may have hits."""
 _EVERY = 500
-_FINISHED, _READY = 0, 1
+_FINISHED, _READY, _ANSWERED = 0, 1, 2
 ENGINE, COMPUTED = "engine", "computed"
 """Where tokens come from besides tiers: the engine's own prefix cache, and nowhere."""
 
@@ -85,6 +86,19 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loop:
+    """A closed loop: requests come in their order, each as soon as one of the places is free."""
+
+    concurrency: int
+    answer_s: Floats
+    """From the first token of each to its last, when its place is free again."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"{self.concurrency} requests at once; at least 1 is")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
     """Requests in the order of their times, and what is held of them."""
 
@@ -94,6 +108,8 @@ class Asked:
     """At the start of each prompt, in the engine's own cache."""
     held: tuple[Ints, ...]
     """The same of each medium and the faster ones."""
+    loop: Loop | None = None
+    """None: open, each comes at its time."""
 
     def __post_init__(self) -> None:
         if not len(self.at_s) or not np.isfinite(self.at_s).all():
@@ -104,6 +120,8 @@ class Asked:
 class Answered:
     """What came of each request."""
 
+    at_s: Floats
+    """When it was asked."""
     ttft_s: Floats
     compute_s: Floats
     """Of its engine."""
@@ -153,6 +171,7 @@ class _Replay:
     def __init__(self, asked: Asked, serving: Serving) -> None:
         self._serving = serving
         self._at_s: list[float] = asked.at_s.tolist()
+        self._loop, self._now, self._num_open = asked.loop, 0.0, 0
         self._num_tokens: list[int] = np.maximum(asked.num_tokens, 1).tolist()
         reached = np.maximum.accumulate([asked.own_blocks, *asked.held], axis=0)
         self._own: list[int] = reached[0].tolist()
@@ -169,15 +188,24 @@ class _Replay:
         """Time, what it is, request, engine."""
 
     def run(self, advance: Callable[[int], None]) -> Answered:
-        for number, at_s in enumerate(self._at_s):
+        for number in range(len(self._at_s)):
             if number % _EVERY == 0:
                 advance(number)
+            if self._loop is not None:
+                self._at_s[number] = self._place_at(self._loop.concurrency)
+            at_s = self._at_s[number]
             while self._events and self._events[0][0] <= at_s:
                 self._next_event()
             self._arrive(number, at_s)
         while self._events:
             self._next_event()
         return self._answered()
+
+    def _place_at(self, concurrency: int) -> float:
+        while self._num_open == concurrency:
+            self._next_event()
+        self._num_open += 1
+        return self._now
 
     def _arrive(self, number: int, now: float) -> None:
         serving, own = self._serving, self._own[number]
@@ -235,11 +263,13 @@ class _Replay:
 
     def _next_event(self) -> None:
         now, what, number, which = heapq.heappop(self._events)
-        engine = self._engines[which]
+        self._now, engine = now, self._engines[which]
         if what == _READY:
             heapq.heappush(engine.queue, (now, number))
-        else:
+        elif what == _FINISHED:
             engine.is_busy = False
+        else:
+            self._num_open -= 1
         if engine.is_busy or not engine.queue:
             return
         _, number = heapq.heappop(engine.queue)
@@ -247,6 +277,9 @@ class _Replay:
         engine.begin(float(self._recompute_s[number]), until)
         self._ttft_s[number] = until - self._at_s[number]
         heapq.heappush(self._events, (until, _FINISHED, number, which))
+        if self._loop is not None:
+            answered = until + float(self._loop.answer_s[number])
+            heapq.heappush(self._events, (answered, _ANSWERED, number, which))
 
     def _answered(self) -> Answered:
         size = self._serving.block_size
@@ -254,6 +287,7 @@ class _Replay:
         own = np.minimum(np.array(self._own) * size, num_tokens - 1)
         names = [medium.name for medium in self._serving.media]
         return Answered(
+            at_s=np.array(self._at_s),
             ttft_s=self._ttft_s,
             compute_s=self._compute_s,
             recompute_s=self._recompute_s,
@@ -316,7 +350,7 @@ def summarise(
     level: Level | None = None,
 ) -> Latency:
     """Of the requests from `first` on; `output_tokens` of all of them, for a service level."""
-    at_s, ttft_s = asked.at_s[first:], answered.ttft_s[first:]
+    at_s, ttft_s = answered.at_s[first:], answered.ttft_s[first:]
     window_s = float((at_s + ttft_s).max() - at_s[0])
     compute_s = float(answered.compute_s[first:].sum())
     busy = {"engines": compute_s / serving.num_engines}

@@ -14,22 +14,15 @@ objects behind the store's own queues of leaves. One request is served at a time
 from __future__ import annotations
 
 import heapq
-from array import array
 
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.policies import (
-    POLICIES,
-    EvictionPolicy,
-    Expiring,
-    Watching,
-    leaf_queue,
-    make_policy,
-)
+from headstart.policies import POLICIES, make_policy
 from headstart.policies.base import CLOCK_BITS, pack
+from headstart.tuner.cache import Cache, Now
 from headstart.tuner.curve import Rates, blocks_in_sample
-from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
+from headstart.tuner.recorded import Advance, Ints, Recorded, each_request
 from headstart.tuner.sieve import sieve_hits
 
 
@@ -69,9 +62,18 @@ def simulate(
         return optimal_hits(recorded, capacity_blocks, advance)
     if name.partition("=")[0] not in names():
         raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
-    now = _Now()
+    now = Now()
     policy = LfuPolicy() if name == "lfu" else make_policy(name, clock=now)
-    return policy_hits(recorded, policy, capacity_blocks, advance, now)
+    cache = Cache(recorded.parent.tolist(), policy, capacity_blocks, recorded.block_size)
+    found = np.zeros(len(recorded), np.int32)
+    at_s = recorded.at_s.tolist()
+    for number, blocks in each_request(recorded, advance):
+        now.seconds = at_s[number]
+        found[number] = held = cache.held(blocks)
+        cache.touch(blocks[:held])
+        if held < len(blocks):
+            cache.store(blocks[held:], blocks[:held][-1:])
+    return found
 
 
 def rates(recorded: Recorded, hits: Ints, first_request: int = 0) -> Rates:
@@ -82,135 +84,6 @@ def rates(recorded: Recorded, hits: Ints, first_request: int = 0) -> Rates:
         / max(1, int(recorded.lengths[first_request:].sum())),
         token_hit=int(tokens.sum()) / max(1, int(recorded.input_tokens[first_request:].sum())),
     )
-
-
-class _Now:
-    """The time of the request that is simulated, in seconds: a clock for policies."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def policy_hits(
-    recorded: Recorded,
-    policy: EvictionPolicy,
-    capacity_blocks: int,
-    advance: Advance,
-    now: _Now,
-) -> Ints:
-    """`simulate` with a policy that gives priorities, by the clock `now`."""
-    cache = _Cache(recorded.parent, policy, capacity_blocks, recorded.block_size)
-    found = np.zeros(len(recorded), np.int32)
-    at_s = recorded.at_s.tolist()
-    for number, blocks in each_request(recorded, advance):
-        now.seconds = at_s[number]
-        found[number] = held = cache.use(blocks)
-        if held < len(blocks):
-            cache.store(blocks, held)
-    return found
-
-
-class _Cache:
-    """Held blocks, as the store's index keeps them; blocks all have one size.
-
-    A block's row is its number. It is the policy's `Blocks`, too.
-    """
-
-    def __init__(self, parent: Ints, policy: EvictionPolicy, capacity: int, size: int) -> None:
-        self._policy, self._free, self._size = policy, capacity, size
-        self._parent = parent.tolist()
-        self._is_held = bytearray(len(parent))
-        self._num_held = 0
-        self._num_children = array("i", bytes(4 * len(parent)))
-        self._priority = array("q", bytes(8 * len(parent)))
-        self._queue = leaf_queue(policy, self._candidate, self._priority.__setitem__)
-        self._clock = 0
-        self._pinned = NO_PARENT
-        """The last block that a request hit: those before it have a child, so they stay anyway."""
-        self._is_gone = policy.is_gone if isinstance(policy, Expiring) else None
-        self._watching = policy if isinstance(policy, Watching) else None
-        if self._watching is not None:
-            self._watching.watch(self)
-
-    def __len__(self) -> int:
-        return self._num_held
-
-    def key(self, row: int) -> int:
-        """See `Blocks.key`."""
-        return row
-
-    def parent(self, row: int) -> int | None:
-        """See `Blocks.parent`."""
-        above: int = self._parent[row]
-        return None if above == NO_PARENT else above
-
-    def tokens(self, row: int) -> int:
-        """See `Blocks.tokens`."""
-        return self._size
-
-    def _candidate(self, block: int) -> int | None:
-        if not self._is_held[block] or self._num_children[block] or block == self._pinned:
-            return None
-        return self._priority[block]
-
-    def use(self, blocks: list[int]) -> int:
-        """Length of the prefix that is held; counts as a use of it."""
-        self._clock += 1
-        is_held, priority, on_hit = self._is_held, self._priority, self._policy.on_hit
-        clock, is_gone = self._clock, self._is_gone
-        held = 0
-        for block in blocks:
-            if not is_held[block] or (is_gone is not None and is_gone(block)):
-                break
-            priority[block] = on_hit(row=block, priority=priority[block], clock=clock)
-            held += 1
-        return held
-
-    def store(self, blocks: list[int], held: int) -> None:
-        """Store what is behind the held prefix, as far as there is room."""
-        self._pinned = blocks[held - 1] if held else NO_PARENT
-        new = blocks[held:]
-        while self._free < len(new):
-            coldest = self._queue.coldest()
-            if coldest is None:
-                break
-            self._evict(*coldest)
-        new = new[: self._free]
-        self._clock += 1
-        priority, clock = self._priority, self._clock
-        for block in new:
-            if self._is_held[block]:  # it was gone only for the policy, which takes it back
-                old = priority[block]
-                priority[block] = self._policy.on_hit(row=block, priority=old, clock=clock)
-            else:
-                self._insert(block)
-        pinned, self._pinned = self._pinned, NO_PARENT
-        for block in (*new[-1:], pinned):
-            if block != NO_PARENT and not self._num_children[block]:
-                self._queue.offer(block, self._priority[block])
-
-    def _insert(self, block: int) -> None:
-        self._is_held[block] = 1
-        self._num_held += 1
-        self._free -= 1
-        above = self._parent[block]
-        if above != NO_PARENT:
-            self._num_children[above] += 1
-        self._priority[block] = self._policy.on_insert(row=block, clock=self._clock)
-
-    def _evict(self, priority: int, block: int) -> None:
-        if self._watching is not None:
-            self._watching.on_remove(row=block, priority=priority, evicted=True)
-        self._is_held[block] = 0
-        self._num_held -= 1
-        self._free += 1
-        above = self._parent[block]
-        if above != NO_PARENT:
-            self._num_children[above] -= 1
-            if not self._num_children[above] and above != self._pinned:
-                self._queue.offer(above, self._priority[above])
 
 
 def optimal_hits(recorded: Recorded, capacity_blocks: int, advance: Advance) -> Ints:

@@ -20,7 +20,8 @@ Inclusive tiers: what is promoted stays in the file tier. Exclusive ones, which 
 tier may then have its parent in memory, so that nothing is written for being `above`.
 
 What memory takes depends on no file tier: a request leaves the same blocks there, be they read or
-computed. So `memory_hits` are those of `simulate`, whatever is written.
+computed. So where only the order of uses counts, as with `lru` and `fifo`, `memory_hits` are those
+of `simulate`, whatever is written. To others what is read comes first, as in the store.
 
 Several engines have a memory each, and share one file tier. Sessions are dealt to them in turn.
 """
@@ -29,14 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.tuner.cache import Cache
+from headstart.policies import make_policy
+from headstart.tuner.cache import Cache, Now
 from headstart.tuner.recorded import NO_PARENT, Advance, Ints, Recorded, each_request
 
-LRU, FIFO = POLICIES = ("lru", "fifo")
 THROUGH, ON_EVICT, SECOND_TOUCH = "through", "on-evict", "second-touch"
 WRITES = (THROUGH, ON_EVICT, SECOND_TOUCH)
 CAUSES = ("new", "lost", "evicted", "above", "used again")
@@ -50,8 +52,8 @@ class TierSetup:
     memory_blocks: int
     """Of each engine."""
     file_blocks: int
-    policy: str = LRU
-    """Of both tiers, one of POLICIES: the store's."""
+    policy: str = "lru"
+    """Of both tiers: any of the store's, with its number if it has one."""
     write: str = THROUGH
     """One of WRITES."""
     inclusive: bool = True
@@ -64,10 +66,7 @@ class TierSetup:
             raise ConfigError(
                 f"capacities of {self.memory_blocks} and {self.file_blocks} blocks: none is below 0"
             )
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"policy {self.policy!r} is none of tiers; known: {', '.join(POLICIES)}"
-            )
+        make_policy(self.policy)
         if self.write not in WRITES:
             raise ConfigError(f"write policy {self.write!r} is unknown; known: {', '.join(WRITES)}")
         if not self.inclusive and self.write != ON_EVICT:
@@ -163,11 +162,9 @@ class _Tiers:
     def __init__(self, recorded: Recorded, setup: TierSetup) -> None:
         self._recorded, self._setup = recorded, setup
         self._parent = parent = recorded.parent.tolist()
-        is_fifo = setup.policy == FIFO
-        self._memories = [
-            Cache(parent, setup.memory_blocks, is_fifo=is_fifo) for _ in range(setup.engines)
-        ]
-        self.files = _Files(Cache(parent, setup.file_blocks, is_fifo=is_fifo), parent)
+        self._now = Now()
+        self._memories = [self._cache(setup.memory_blocks) for _ in range(setup.engines)]
+        self.files = _Files(self._cache(setup.file_blocks), parent)
         # Without memory nothing could leave the file tier.
         self._is_inclusive = setup.inclusive or not setup.memory_blocks
         self._has_uses = setup.ttl_s is not None or setup.write == SECOND_TOUCH
@@ -176,11 +173,16 @@ class _Tiers:
         self._num_expired = 0
         """Requests whose blocks have expired, if not used since."""
 
+    def _cache(self, capacity_blocks: int) -> Cache:
+        policy = make_policy(self._setup.policy, clock=self._now)
+        return Cache(self._parent, policy, capacity_blocks, self._recorded.block_size)
+
     def request(self, number: int, engine: int, blocks: list[int]) -> tuple[int, int]:
         """Serve one; returns the blocks hit in memory, and from files beyond those."""
         setup, memory, files = self._setup, self._memories[engine], self.files.cache
+        self._now.seconds = float(self._recorded.at_s[number])
         if setup.ttl_s is not None:
-            self._expire(float(self._recorded.at_s[number]) - setup.ttl_s)
+            self._expire(self._now.seconds - setup.ttl_s)
         in_memory = memory.held(blocks)
         memory.touch(blocks[:in_memory])
         end = min(len(blocks), setup.memory_blocks or len(blocks))
@@ -194,12 +196,22 @@ class _Tiers:
         else:
             files.touch(blocks[:in_files])
         evicted: list[int] = []
-        if in_memory < end and setup.memory_blocks:
-            _, evicted = memory.store(blocks[in_memory:end], blocks[:in_memory][-1:])
+        if setup.memory_blocks:
+            evicted = self._take(memory, blocks, (in_memory, num_hits, end))
         self._write(blocks[:end], in_memory, in_files, evicted)
         if self._has_uses:
             self._last_use[blocks] = number
         return in_memory, num_hits - in_memory
+
+    def _take(self, memory: Cache, blocks: list[int], ends: tuple[int, int, int]) -> list[int]:
+        """Store what is read, and behind it what is computed; returns what was evicted for it."""
+        evicted: list[int] = []
+        for start, end in pairwise(ends):
+            num_stored, gone = memory.store(blocks[start:end], blocks[:start][-1:])
+            evicted += gone
+            if num_stored < end - start:
+                break
+        return evicted
 
     def _write(self, blocks: list[int], in_memory: int, in_files: int, evicted: list[int]) -> None:
         """Write what the policy says of what a request stored, `blocks`, and what it evicted."""
@@ -210,10 +222,12 @@ class _Tiers:
             written = files.write(blocks[in_files:num_used], last)
             files.written["used again"] += len(written)
         elif self._setup.write == THROUGH or not self._setup.memory_blocks:
-            written = files.write(blocks[in_files:], last)
-            num_lost = min(len(written), max(0, in_memory - in_files))
+            kept = max(in_files, in_memory)
+            num_lost = len(files.write(blocks[in_files:kept], last))
             files.written["lost"] += num_lost
-            files.written["new"] += len(written) - num_lost
+            if num_lost == kept - in_files:
+                new = files.write(blocks[kept:], blocks[:kept][-1:])
+                files.written["new"] += len(new)
         elif self._is_inclusive:
             gone = set(evicted)
             for block in evicted:

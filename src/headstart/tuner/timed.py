@@ -9,7 +9,7 @@ from typing import Any
 
 from headstart.sizing.answers import format_duration
 from headstart.tuner.case import MEMORY_WEIGHT, Case, Setting, Site, Timed
-from headstart.tuner.latency import Loads
+from headstart.tuner.latency import Latency, Loads
 from headstart.tuner.recipe import (
     ENGINE_BLOCK_SIZES,
     engine_block_size,
@@ -141,15 +141,7 @@ def _notes(times: Times) -> Iterator[str]:
             f"no prices were given: a byte of memory counts as {MEMORY_WEIGHT} of a drive; "
             "memory_gib_month and storage_gib_month of the hardware file tell better"
         )
-    if latency.offered >= 1.0:
-        engines = -int(-site.machine.num_engines * latency.offered // 1)
-        yield (
-            f"overloaded: what is asked keeps engines busy for {latency.offered:.2f} of the time, "
-            f"so that the queue only grows: num_engines of the hardware file has to be {engines} "
-            "at least, or sample the trace"
-        )
-    elif times.without.latency.offered >= 1.0:
-        yield "without a cache the engines are overloaded: that TTFT is of a queue that only grows"
+    yield from _notes_of_queues(times, latency)
     if shown.write_bytes_per_s > site.machine.write_bytes_per_s:
         yield (
             f"the drives would have to write {shown.write_bytes_per_s / 1e9:.3g} GB/s and write "
@@ -177,6 +169,21 @@ def _notes(times: Times) -> Iterator[str]:
         yield f"engines are not run with blocks of {size} tokens"
     if site.level.slo.note:
         yield site.level.slo.note
+
+
+def _notes_of_queues(times: Times, shown: Latency) -> Iterator[str]:
+    case = times.case
+    if case.concurrency is not None:
+        yield f"a closed loop of {case.concurrency:,} at once: the trace's times are not used"
+    elif shown.offered >= 1.0:
+        engines = -int(-case.site.machine.num_engines * shown.offered // 1)
+        yield (
+            f"overloaded: what is asked keeps engines busy for {shown.offered:.2f} of the time, "
+            f"so that the queue only grows: num_engines of the hardware file has to be {engines} "
+            "at least, or sample the trace"
+        )
+    elif times.without.latency.offered >= 1.0:
+        yield "without a cache the engines are overloaded: that TTFT is of a queue that only grows"
 
 
 def point_document(timed: Timed) -> dict[str, Any]:
@@ -226,6 +233,7 @@ def timed_document(times: Times) -> dict[str, Any]:
             "sources": list(machine.sources),
             "slo": dict(slo.limits),
             "tpot_s": site.level.tpot_s,
+            "concurrency": times.case.concurrency,
             "engine_kv_nbytes": site.engine_kv_nbytes,
             "interrupted": times.is_interrupted,
             "without": point_document(times.without),
