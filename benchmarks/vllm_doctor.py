@@ -81,8 +81,8 @@ class Rig:
 
     def diagnose(self) -> dict[str, object]:
         """What the doctor says of it all."""
-        command = [_HEADSTART, "doctor", *map(str, self.files), "--json", "-"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [_HEADSTART, "doctor", *(path.name for path in self.files), "--json", "-"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
         if not done.stdout:
             sys.exit(f"the doctor said nothing: {done.stderr}")
         return dict(json.loads(done.stdout))
