@@ -32,6 +32,7 @@ _AVERAGES = {
     "output_throughput": ("throughput", 1.0),
     "request_throughput": ("request_throughput", 1.0),
 }
+_MIN, _MAX = 1e-9, 1e15
 _LEAST = {0.9: 10, 0.99: 300}
 """Requests from which a quantile says something."""
 
@@ -105,19 +106,25 @@ def _averages(document: Document) -> list[Fact]:
     """What a result without its requests tells; nothing if it is no such result."""
     try:
         tree = json.loads(document.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if not isinstance(tree, dict):
         return []
     figures: dict[str, Value] = {}
     for name, (key, factor) in _AVERAGES.items():
         value: Any = tree.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if _is_figure(value):
             figures[key] = value * factor
     total = tree.get("total_input_tokens")
-    if isinstance(total, int) and "num_requests" in figures:
+    if _is_figure(total) and "num_requests" in figures:
         figures["prompt_tokens"] = total / float(figures["num_requests"])  # type: ignore[arg-type]
     return _facts(document, Path(document.path).stem, figures) if figures else []
+
+
+def _is_figure(value: object) -> bool:
+    """Whether it is a number that somebody may have measured."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and _MIN < value < _MAX  # type: ignore[operator]
 
 
 def _facts(document: Document, name: str, figures: Mapping[str, Value]) -> list[Fact]:
