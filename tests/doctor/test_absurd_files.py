@@ -65,3 +65,11 @@ def test_observations(tmp_path, text):
 def test_a_name_that_no_file_can_have(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load([tmp_path / ("x" * 5000)])
+
+
+@pytest.mark.parametrize("value", ["+Inf", "1e400", "-Inf", "NaN"])
+def test_metrics(tmp_path, value):
+    good = "vllm:num_requests_waiting 3\n"
+    told, skipped = facts(tmp_path / "m.txt", f"{good}vllm:num_requests_running {value}\n")
+    assert "concurrency" not in told
+    assert bool(skipped) == (value != "NaN"), "what has no value yet is no fault"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,11 @@ def read_runs(path: Path) -> list[Run]:
     see the module. An arm without a phase is its `steady` one, if it has several.
     """
     file, selector = path, ""
-    if "#" in str(path) and not os.path.exists(path):
+    try:
+        is_chosen_from = "#" in str(path) and not path.exists()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if is_chosen_from:
         name, _, selector = str(path).rpartition("#")
         file = Path(name)
     runs = _runs_of(_documents(_text(file), file), file)

@@ -113,18 +113,19 @@ def _averages(document: Document) -> list[Fact]:
     figures: dict[str, Value] = {}
     for name, (key, factor) in _AVERAGES.items():
         value: Any = tree.get(name)
-        if _is_figure(value):
-            figures[key] = value * factor
-    total = tree.get("total_input_tokens")
-    if _is_figure(total) and "num_requests" in figures:
-        figures["prompt_tokens"] = total / float(figures["num_requests"])  # type: ignore[arg-type]
+        if (figure := _figure(value)) is not None:
+            figures[key] = figure * factor
+    total, count = _figure(tree.get("total_input_tokens")), _figure(tree.get("completed"))
+    if total is not None and count is not None:
+        figures["prompt_tokens"] = total / count
     return _facts(document, Path(document.path).stem, figures) if figures else []
 
 
-def _is_figure(value: object) -> bool:
-    """Whether it is a number that somebody may have measured."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and _MIN < value < _MAX  # type: ignore[operator]
+def _figure(value: object) -> float | None:
+    """The number, if it is one that somebody may have measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _MIN < value < _MAX:
+        return None
+    return float(value)
 
 
 def _facts(document: Document, name: str, figures: Mapping[str, Value]) -> list[Fact]:
