@@ -235,3 +235,47 @@ def test_the_document_says_all_of_it(baseline, candidate):
     assert set(told["ttft_p50_ratio"]) >= {"estimate", "upper95"}
     assert set(told["throughput_ratio"]) == {"estimate", "lower95", "upper95"}
     assert (told["vetoes"], told["pairs_needed"]) == ([], 5)
+
+
+# ---------------------------------------------------------------------------- what would deceive
+
+
+def test_clocks_that_do_not_agree_are_a_veto(baseline, candidate):
+    def ahead(run, seconds):
+        changed = (
+            msgspec.structs.replace(r, intended_s=r.sent_s + seconds, ttft_s=r.ttft_s / 10)
+            for r in run.requests
+        )
+        return replaced(run, requests=tuple(changed))
+
+    found = judge(baseline, [ahead(each, 5.0) for each in candidate], DEMANDS)
+    assert found.verdict is Verdict.FAIL
+    assert any("its clocks do not agree" in veto for veto in found.vetoes)
+    found = judge(baseline, [ahead(each, 0.0) for each in candidate], DEMANDS)
+    assert not any("clocks" in veto for veto in found.vetoes)
+
+
+def test_times_of_some_requests_do_not_tell_the_send_lag(baseline, candidate):
+    assert "client send lag" not in judge(baseline, candidate, DEMANDS).not_checked
+    partly = [
+        replaced(
+            each,
+            requests=(*each.requests[:-1], msgspec.structs.replace(each.requests[-1], sent_s=None)),
+        )
+        for each in candidate
+    ]
+    assert "client send lag" in judge(baseline, partly, DEMANDS).not_checked
+
+
+def test_a_run_with_other_names_is_the_same_run(baseline, candidate):
+    copies = [with_requests(candidate[0], session=f"{n}") for n in range(5)]
+    with pytest.raises(ConfigError, match="a run is there twice"):
+        judge(baseline, copies, DEMANDS)
+
+
+def test_rounds_in_another_order_are_refused(baseline, candidate):
+    before = [replaced(each, round=n) for n, each in enumerate(baseline)]
+    after = [replaced(each, round=n) for n, each in enumerate(candidate)]
+    assert judge(before, after, DEMANDS).verdict is Verdict.PASS
+    with pytest.raises(ConfigError, match="rounds 0 and 4"):
+        judge(before, after[::-1], DEMANDS)

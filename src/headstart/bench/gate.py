@@ -189,7 +189,8 @@ def _paired(
     pairs = list(zip(baseline, candidate, strict=True))
     runs = [*baseline, *candidate]
     # Whatever else is said of them: no two runs take the same times.
-    if any(one.requests == other.requests for one, other in combinations(runs, 2)):
+    times = [[request.ttft_s for request in run.requests] for run in runs]
+    if any(one == other for one, other in combinations(times, 2)):
         raise ConfigError("a run is there twice: it says no more the second time")
     for arm in (baseline, candidate):
         salts = [run.salt for run in arm if run.salt]
@@ -275,7 +276,10 @@ _KNOWN: dict[str, Callable[[Run, Run], bool]] = {
         None not in (one.hit_rate, one.simulated_hit_rate, other.hit_rate, other.simulated_hit_rate)
         and max(_hit_rate_slack(one), _hit_rate_slack(other)) < _MAX_SLACK
     ),
-    "client send lag": lambda one, other: None not in (one.send_lag_s, other.send_lag_s),
+    "client send lag": lambda one, other: all(
+        None not in (request.sent_s, request.intended_s)
+        for request in (*one.requests, *other.requests)
+    ),
     "bytes of cold devices": lambda _, other: None not in (other.read_nbytes, other.loaded_nbytes),
 }
 
@@ -354,6 +358,8 @@ def _run_vetoes(name: str, run: Run) -> Iterator[str]:
     rate, simulated = run.hit_rate, run.simulated_hit_rate
     if run.is_sent_late:
         yield f"{name}: the client sent late, by {(run.send_lag_s or 0.0) * 1000:.0f} ms (p99)"
+    if run.is_counted_late:
+        yield f"{name}: times count from after requests were sent: its clocks do not agree"
     if rate is not None and simulated is not None and rate - simulated > _hit_rate_slack(run):
         yield f"{name}: hits {rate:.1%} of the tokens, and the load as sent allows {simulated:.1%}"
     read, loaded = run.read_nbytes, run.loaded_nbytes

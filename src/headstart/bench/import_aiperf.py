@@ -22,6 +22,7 @@ from headstart.errors import ConfigError
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1.0}
 _NS = 1e-9
+_MAX_NS = 2**63
 _MAX_ERROR = 200
 
 
@@ -87,6 +88,10 @@ def run(documents: Sequence[Any], path: Path) -> Run:
         raise ConfigError(f"{path}: only requests of the warm-up are there")
     # They are written as they end; sessions are numbered as they start, the same in both arms.
     records.sort(key=lambda each: (each[1].metadata.session_num, each[1].metadata.turn_index or 0))
+    for place, record in records:
+        times = (record.metadata.request_start_ns, record.metadata.request_end_ns)
+        if not all(0 <= time_ns <= _MAX_NS for time_ns in times):
+            raise ConfigError(f"{place}: it began and ended at {times} ns")
     start_ns = min(record.metadata.request_start_ns for _, record in records)
     end_ns = max(record.metadata.request_end_ns for _, record in records)
     return Run(
@@ -124,7 +129,10 @@ def _time_s(metrics: Mapping[str, _Value], name: str, place: str) -> float | Non
         return None
     if not isinstance(found.value, int | float) or found.unit not in _SECONDS:
         raise ConfigError(f"{place}: {name} is {found.value!r} {found.unit!r}, no time")
-    return float(found.value) * _SECONDS[found.unit]
+    try:
+        return float(found.value) * _SECONDS[found.unit]
+    except OverflowError as error:
+        raise ConfigError(f"{place}: {name} is no time: {error}") from error
 
 
 def _count(metrics: Mapping[str, _Value], name: str, place: str) -> int | None:

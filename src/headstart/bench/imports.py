@@ -16,6 +16,7 @@ The first may hold the runs of several arms and phases: `file.json#arm` chooses 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ def read_runs(path: Path) -> list[Run]:
     see the module. An arm without a phase is its `steady` one, if it has several.
     """
     file, selector = path, ""
-    if not path.exists() and "#" in str(path):
+    try:
+        is_chosen_from = "#" in str(path) and not path.exists()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if is_chosen_from:
         name, _, selector = str(path).rpartition("#")
         file = Path(name)
     runs = _runs_of(_documents(_text(file), file), file)
@@ -187,7 +192,7 @@ def _arrays(document: Mapping[str, Any], path: Path) -> Run:
     if not isinstance(texts, list) or len(texts) != count:
         texts = [None] * count
     duration = document.get("duration")
-    if not isinstance(duration, int | float):
+    if not isinstance(duration, int | float) or isinstance(duration, bool):
         raise ConfigError(f"{path}: duration is missing, or no number")
     try:
         requests = tuple(
@@ -195,14 +200,16 @@ def _arrays(document: Mapping[str, Any], path: Path) -> Run:
             for number, fields in enumerate(zip(*arrays.values(), texts, strict=True))
         )
         pace = {
-            name: None if document.get(key) in (None, "inf") else float(document[key])
+            # SGLang writes the number, vLLM the word.
+            name: None if document.get(key) in (None, "inf", math.inf) else float(document[key])
             for name, key in (("rate", "request_rate"), ("concurrency", "max_concurrency"))
         }
+        duration_s = float(duration)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: a request cannot be read: {error}") from error
     return Run(
         tool="vllm" if is_vllm else "sglang",
-        duration_s=float(duration),
+        duration_s=duration_s,
         requests=requests,
         pace=pace if "request_rate" in document or "max_concurrency" in document else None,
     )

@@ -7,7 +7,6 @@ then not checked, and said so.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,11 @@ from headstart.errors import ConfigError
 
 SCHEMA = "headstart.bench.serve/1"
 _MAX_SEND_LAG_SHARE = 0.05
+_MIN_S, _MAX_S = 1e-9, 1e9
+"""Beyond, a time is no measurement, and ratios of such have no logarithm."""
+_MAX_TOKENS = 10**12
+_MAX_NBYTES = 2**63
+_MAX_OVER_DURATION = 1.05
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +158,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return lag_s > _MAX_SEND_LAG_SHARE * self.ttft_s(0.5)
 
+    @property
+    def is_counted_late(self) -> bool:
+        """Whether requests were sent before their times count: clocks differ, or somebody lies."""
+        if not self.good:
+            return False
+        slack_s = _MAX_SEND_LAG_SHARE * self.ttft_s(0.5)
+        return any(
+            r.intended_s - r.sent_s > slack_s
+            for r in self.requests
+            if r.sent_s is not None and r.intended_s is not None
+        )
+
 
 def check(run: Run, path: Path) -> Run:
     """The run, if anything can be said of it. Raises ConfigError."""
@@ -162,34 +178,67 @@ def check(run: Run, path: Path) -> Run:
     if not run.good:
         first = next((r.error for r in run.requests if r.error), "no first token")
         raise ConfigError(f"{path}: no request was answered; the first error: {first[:200]}")
-    if not 0.0 < run.duration_s < math.inf:
+    if not _MIN_S <= run.duration_s <= _MAX_S:
         raise ConfigError(f"{path}: a duration of {run.duration_s} s")
-    if run.block_size < 1 or not 0.0 <= (run.simulated_hit_rate or 0.0) <= 1.0:
+    if not 1 <= run.block_size <= _MAX_TOKENS or not 0.0 <= (run.simulated_hit_rate or 0.0) <= 1.0:
         raise ConfigError(
             f"{path}: blocks of {run.block_size} tokens, a hit rate of {run.simulated_hit_rate}"
         )
+    _check_counters(run, path)
+    for request in run.requests:
+        for time_s in (request.intended_s, request.sent_s):
+            if not abs(time_s or 0.0) <= _MAX_S:
+                raise ConfigError(f"{path}: a request at {time_s} s")
     for request in run.good:
-        ttft_s = request.ttft_s or 0.0
-        latency_s = ttft_s if request.latency_s is None else request.latency_s
-        if not 0.0 < ttft_s <= latency_s < math.inf:
-            raise ConfigError(
-                f"{path}: a first token after {ttft_s} s and a last one after {latency_s} s"
-            )
-        if any(not 0.0 <= gap_s < math.inf for gap_s in request.itl_s or ()):
-            raise ConfigError(f"{path}: a time between two tokens is negative, or none")
-        if request.output_tokens < 1 or request.prompt_tokens < 1:
-            raise ConfigError(
-                f"{path}: a prompt of {request.prompt_tokens} tokens and an answer of "
-                f"{request.output_tokens}"
-            )
-        # Others count prompts with a tokenizer of their own, so that more may seem to be cached.
-        most = request.prompt_tokens if run.tool == "headstart" else math.inf
-        if not 0 <= (request.cached_tokens or 0) <= most:
-            raise ConfigError(
-                f"{path}: {request.cached_tokens} tokens of a prompt of {request.prompt_tokens} "
-                "were cached"
-            )
+        _check_answer(request, run, path)
     return run
+
+
+def _check_answer(request: Request, run: Run, path: Path) -> None:
+    ttft_s = request.ttft_s or 0.0
+    latency_s = ttft_s if request.latency_s is None else request.latency_s
+    if not _MIN_S <= ttft_s <= latency_s <= _MAX_S:
+        raise ConfigError(
+            f"{path}: a first token after {ttft_s} s and a last one after {latency_s} s"
+        )
+    # GuideLLM's runs are cut out of what it sent: requests may begin before them.
+    if run.tool != "guidellm" and latency_s > _MAX_OVER_DURATION * run.duration_s:
+        raise ConfigError(
+            f"{path}: an answer took {latency_s:g} s in a run of {run.duration_s:g} s"
+        )
+    if any(not 0.0 <= gap_s <= _MAX_S for gap_s in request.itl_s or ()):
+        raise ConfigError(f"{path}: a time between two tokens is negative, or none")
+    if not all(
+        1 <= number <= _MAX_TOKENS for number in (request.output_tokens, request.prompt_tokens)
+    ):
+        raise ConfigError(
+            f"{path}: a prompt of {request.prompt_tokens} tokens and an answer of "
+            f"{request.output_tokens}"
+        )
+    # Others count prompts with a tokenizer of their own, so that more may seem to be cached.
+    most = request.prompt_tokens if run.tool == "headstart" else _MAX_TOKENS
+    if not 0 <= (request.cached_tokens or 0) <= most:
+        raise ConfigError(
+            f"{path}: {request.cached_tokens} tokens of a prompt of {request.prompt_tokens} "
+            "were cached"
+        )
+
+
+def _check_counters(run: Run, path: Path) -> None:
+    rebuild = run.rebuild
+    told = {
+        "read_nbytes": run.read_nbytes,
+        "loaded_nbytes": run.loaded_nbytes,
+        "cpu_s": run.cpu_s,
+        "peak_memory_nbytes": run.peak_memory_nbytes,
+        "rebuild.hit_rate_s": rebuild.hit_rate_s if rebuild else None,
+        "rebuild.ttft_s": rebuild.ttft_s if rebuild else None,
+        **{f"pace.{name}": value for name, value in (run.pace or {}).items()},
+        **{f"hit_tokens_by_tier.{name}": n for name, n in (run.hit_tokens_by_tier or {}).items()},
+    }
+    for name, value in told.items():
+        if not 0.0 <= (value or 0.0) <= _MAX_NBYTES:
+            raise ConfigError(f"{path}: {name} is no number from 0 to 2^63")
 
 
 def pairs_match(one: Run, other: Run) -> str:
@@ -200,10 +249,13 @@ def pairs_match(one: Run, other: Run) -> str:
         return f"they were sent at different paces: {one.pace} and {other.pace}"
     if one.salt and other.salt and one.salt != other.salt:
         return f"they have different salts ({one.salt!r} and {other.salt!r}), so other prompts"
+    if one.round != other.round:
+        return f"they are of the rounds {one.round} and {other.round}"
     if len(one.requests) != len(other.requests):
         return f"they sent {len(one.requests)} and {len(other.requests)} requests"
-    for first, second in zip(one.requests, other.requests, strict=True):
-        # A server that fails a request does not tell how it counts its tokens.
-        if first.is_good and second.is_good and first.prompt_tokens != second.prompt_tokens:
-            return "their prompts have different lengths"
-    return ""
+    # A server that fails a request does not tell how it counts its tokens.
+    differ = any(
+        first.is_good and second.is_good and first.prompt_tokens != second.prompt_tokens
+        for first, second in zip(one.requests, other.requests, strict=True)
+    )
+    return "their prompts have different lengths" if differ else ""

@@ -5,7 +5,6 @@ Each kind says how it is read, how it is shown to people, and what is documented
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pydantic import BeforeValidator
 from headstart.errors import ConfigError
 from headstart.units import format_nbytes, format_seconds, parse_nbytes, parse_seconds
 
+_MAX = 1e30
+"""Larger is no figure of anything, and products of such are infinite."""
 _SMALL = {"us": 1e-6, "ns": 1e-9}
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*(.*?)\s*")
@@ -34,7 +35,7 @@ def _split(value: object, example: str) -> tuple[float, str]:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ConfigError(f"{value!r} is no number; write {example}")
     match = _NUMBER.fullmatch(str(value))
-    if match is None or not math.isfinite(float(match[1])):
+    if match is None or float(match[1]) > _MAX:
         raise ConfigError(f"{value!r} is no number of at least 0; write {example}")
     return float(match[1]), match[2]
 

@@ -32,6 +32,7 @@ _AVERAGES = {
     "output_throughput": ("throughput", 1.0),
     "request_throughput": ("request_throughput", 1.0),
 }
+_MIN, _MAX = 1e-9, 1e15
 _LEAST = {0.9: 10, 0.99: 300}
 """Requests from which a quantile says something."""
 
@@ -105,19 +106,26 @@ def _averages(document: Document) -> list[Fact]:
     """What a result without its requests tells; nothing if it is no such result."""
     try:
         tree = json.loads(document.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if not isinstance(tree, dict):
         return []
     figures: dict[str, Value] = {}
     for name, (key, factor) in _AVERAGES.items():
         value: Any = tree.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            figures[key] = value * factor
-    total = tree.get("total_input_tokens")
-    if isinstance(total, int) and "num_requests" in figures:
-        figures["prompt_tokens"] = total / float(figures["num_requests"])  # type: ignore[arg-type]
+        if (figure := _figure(value)) is not None:
+            figures[key] = figure * factor
+    total, count = _figure(tree.get("total_input_tokens")), _figure(tree.get("completed"))
+    if total is not None and count is not None:
+        figures["prompt_tokens"] = total / count
     return _facts(document, Path(document.path).stem, figures) if figures else []
+
+
+def _figure(value: object) -> float | None:
+    """The number, if it is one that somebody may have measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _MIN < value < _MAX:
+        return None
+    return float(value)
 
 
 def _facts(document: Document, name: str, figures: Mapping[str, Value]) -> list[Fact]:

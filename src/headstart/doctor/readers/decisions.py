@@ -15,6 +15,7 @@ from headstart.doctor.readers.base import Document, Report
 from headstart.node.decisions import DECISION_SCHEMA
 
 _NUMBERS = ("prompt_tokens", "loaded_tokens", "actual_load_s", "actual_prefill_s")
+_MAX = 1e15
 _TAIL = 100
 """Loads from which a 99th percentile says something."""
 
@@ -49,12 +50,14 @@ class DecisionsReader:
 def _record(line: str) -> dict[str, float] | None:
     try:
         tree: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(tree, dict) or tree.get("schema") != DECISION_SCHEMA:
         return None
     numbers = {name: tree.get(name) for name in _NUMBERS}
-    if not all(isinstance(value, int | float) for value in numbers.values()):
+    if any(isinstance(value, bool) for value in numbers.values()):
+        return None
+    if not all(isinstance(each, int | float) and 0 <= each <= _MAX for each in numbers.values()):
         return None
     return {name: float(value) for name, value in numbers.items() if value is not None}
 

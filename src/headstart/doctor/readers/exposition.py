@@ -30,6 +30,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 _ENGINES = ("instance", "pod", "worker_addr", "ReplicaId", "WorkerId", "engine", "dp_rank")
 """Labels that tell engines of one exposition apart."""
+_MAX = 1e30
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 _MODEL = "model_name"
 _ASKED = (
@@ -269,7 +270,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if value == value else None
+    return value if abs(value) <= _MAX else None  # not where it is no number, either
 
 
 def _rank(series: _Series) -> list[tuple[int, str]]:

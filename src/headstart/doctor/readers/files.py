@@ -37,13 +37,13 @@ def open_all(paths: Sequence[Path], skipped: list[str]) -> list[Document]:
     """
     found: list[Document] = []
     for path in paths:
-        if path.is_dir():
-            found += _folder(path, skipped)
-        else:
-            try:
+        try:
+            if path.is_dir():
+                found += _folder(path, skipped)
+            else:
                 found += _file(path, skipped, is_found=False)
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     return found
 
 

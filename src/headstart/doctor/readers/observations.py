@@ -56,7 +56,7 @@ class ObservationsReader:
     def _read(self, document: Document) -> Iterator[Fact]:
         try:
             tree = tomllib.loads(document.text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of numbers without end
             raise ConfigError(f"{document.path} is not TOML: {error}") from error
         try:
             observations = Observations.model_validate(tree)
