@@ -82,7 +82,10 @@ def store(path):
     assert client.promote(CHAIN).num_held == 3
     client.close()
     deadline = time.monotonic() + SOON
-    while command(path, protocol.Status(), SOON).fields["tiers"]["file"]["num_blocks"] < 3:
+    while True:  # all three are there, and written
+        told = command(path, protocol.Status(), SOON).fields
+        if told["tiers"]["file"]["num_blocks"] == 3 and not told["loads"]["queued_nbytes"]:
+            break
         assert time.monotonic() < deadline
 
 

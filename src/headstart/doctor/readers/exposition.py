@@ -89,7 +89,7 @@ class Metrics:
                 continue
             match = _SAMPLE.fullmatch(text)
             value = _number(match[4]) if match else None
-            if match is None or value is None:
+            if match is None or value is None or abs(value) > _MAX:
                 if match is None or match[4] != "NaN":
                     skipped.append(f"{document.path}:{line}: no sample")
                 continue
@@ -270,7 +270,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if abs(value) <= _MAX else None  # not where it is no number, either
+    return value if value == value else None
 
 
 def _rank(series: _Series) -> list[tuple[int, str]]:
