@@ -8,6 +8,7 @@ import json
 import pytest
 
 from headstart.cli.main import main
+from headstart.tuner.simulate import simulate
 from trace_cases import MLCOMMONS, WEKA, lines
 from tuner_cases import chats
 
@@ -106,6 +107,12 @@ def test_tune_at_chosen_points(capsys, trace):
         (("tune", "{trace}", *SIZE, "--capacities", "1GiB"), "no numbers of tokens; write such"),
         (("tune", "{trace}", *SIZE, "--capacities", "0"), "no numbers of tokens; write such"),
         (("tune", "{trace}", *SIZE, "--token-kv", "much"), "'much' is not a quantity"),
+        (("tune", "{trace}", *SIZE, "--token-kv", "0"), "'0' is not the KV of a token"),
+        (("tune", "{trace}", *SIZE, "--token-kv", "1TiB"), "'1TiB' is not the KV of a token"),
+        (("tune", "{trace}", *SIZE, "--rate", "2"), "tells its times, which --rate does not"),
+        (("tune", "{trace}", *SIZE, "--trace-unit", "0"), "times cannot count 0 s"),
+        (("trace", "convert", "{trace}", "{trace}", *SIZE), "have to be different files"),
+        (("trace", "convert", "{trace}", "x", *SIZE, "--json", "x"), "have to be different"),
         (("tune", "{trace}", *SIZE, "--gain", "x"), "--gain 'x' is no share"),
         (("tune", "{trace}", *SIZE, "--block-size", "6"), "a multiple of that can"),
         (("tune", "{trace}", *SIZE, "--json", "/proc/none/x"), "cannot be written"),
@@ -118,3 +125,52 @@ def test_wrong_usage_ends_with_2(capsys, trace, words, message):
     code, printed = ended(capsys, *(word.format(trace=trace) for word in words))
     assert code == 2
     assert message in printed.err
+
+
+def test_one_file_for_two_results_is_refused(capsys, trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ("--html", tmp_path / "x", "--json", tmp_path / "x")
+    code, printed = ended(capsys, "tune", trace, *SIZE, *words)
+    assert (code, "write them to two files" in printed.err) == (2, True)
+
+
+def test_what_cannot_be_written_is_told_before_a_trace_is_read(capsys, tmp_path):
+    words = ("trace", "convert", "/nowhere/trace", "/proc/none/x")
+    code, printed = ended(capsys, *words)
+    assert (code, "cannot be written" in printed.err) == (2, True)
+
+
+def test_a_trace_is_whole_or_as_it_was(capsys, trace, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    out.write_text("before")
+
+    def interrupted(*args):
+        yield {"some": 1}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headstart.tuner.writing._headstart", interrupted)
+    code, _ = ended(capsys, "trace", "convert", trace, out, *SIZE)
+    assert code != 0
+    assert out.read_text() == "before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["load.jsonl.gz", "out.jsonl"]
+
+
+def test_points_that_are_done_stay_after_ctrl_c(capsys, trace, tmp_path, monkeypatch):
+    def interrupted(recorded, name, *args):
+        if name == "sieve":
+            raise KeyboardInterrupt
+        return simulate(recorded, name, *args)
+
+    monkeypatch.setattr("headstart.tuner.tune.simulate", interrupted)
+    result = tmp_path / "result.json"
+    words = ("--capacities", "40,100", "--policies", "fifo,sieve,lru", "--json")
+    code, printed = ended(capsys, "tune", trace, *SIZE, *words, result)
+    document = json.loads(result.read_text())
+    assert (code, document["interrupted"]) == (130, True)
+    assert "interrupted: the result has what was done" in printed.err
+    points = [(each["policy"], each["capacity_tokens"]) for each in document["curve"]]
+    assert points == [("fifo", 40), ("fifo", 100)]
+    code, printed = ended(capsys, "tune", trace, *SIZE, *words, "-")
+    assert (code, json.loads(printed.out)["curve"]) == (130, document["curve"])
+    code, printed = ended(capsys, "tune", trace, *SIZE, "--policies", "sieve", "--json", "-")
+    assert (code != 0, printed.out) == (True, "")

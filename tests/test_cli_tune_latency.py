@@ -162,6 +162,17 @@ def test_what_is_done_stays_after_ctrl_c(capsys, trace, tmp_path, monkeypatch):
     assert (latency["interrupted"], len(latency["points"])) == (True, 3)
 
 
+def test_hits_stay_after_ctrl_c_before_any_time(capsys, trace, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Case, "time", interrupted)
+    code, printed = ended(capsys, "tune", trace, *TRACE, *MODEL, *FEW, "--json", "-")
+    document = json.loads(printed.out)
+    assert (code, document["interrupted"], "latency" in document) == (130, True, False)
+    assert document["curve"]
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [
@@ -202,6 +213,12 @@ def test_wrong_hardware_is_refused(capsys, trace, hardware, file, message):
         ((*MODEL, "--prefill", "9=1", "--measured", "x"), "tell the same: leave one of them out"),
         ((*MODEL, "--measured", "/nowhere"), "/nowhere cannot be read"),
         (("--measured", "x.json"), "--measured is for times, which need --model"),
+        (("--tpot", "20ms"), "--tpot is for times, which need --model"),
+        (("--engine-kv", "1GiB"), "--engine-kv is for times, which need --model"),
+        (("--kv-dtype", "fp8"), "--kv-dtype is for times, which need --model"),
+        (("--time-gain", "20%"), "--time-gain is for times, which need --model"),
+        (("--all-combinations",), "--all-combinations is for times, which need --model"),
+        ((*MODEL, "--concurrency", "1", "--rate", "2"), "--rate does not change"),
         (("--concurrency", "1"), "--concurrency is for times, which need --model"),
         ((*MODEL, "--policies", "best"), "policy 'best' is unknown"),
     ],

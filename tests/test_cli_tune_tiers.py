@@ -8,6 +8,7 @@ import pytest
 
 from headstart.cli.main import main
 from headstart.tuner.curve import depths, lru_curve
+from headstart.tuner.tiers import simulate_tiers
 from trace_cases import lines
 from tuner_cases import chats, recorded
 
@@ -51,6 +52,20 @@ def test_every_setup_is_replayed(capsys, trace, tmp_path):
         if each["write"] == "through":
             assert each["token_hit"] == pytest.approx(curve.at(each["file_tokens"] // 4).token_hit)
     assert 0 < found[5]["written_blocks"] < found[3]["written_blocks"]
+
+
+def test_setups_that_are_done_stay_after_ctrl_c(capsys, trace, monkeypatch):
+    def interrupted(recorded, setup, *args):
+        if setup.write == "second-touch":
+            raise KeyboardInterrupt
+        return simulate_tiers(recorded, setup, *args)
+
+    monkeypatch.setattr("headstart.tuner.tier_report.simulate_tiers", interrupted)
+    code, printed = ended(capsys, "tune", trace, *TIERS, *WRITES, "--json", "-")
+    document = json.loads(printed.out)
+    assert (code, document["interrupted"]) == (130, True)
+    assert [each["write"] for each in document["tiers"]] == ["through", "on-evict"]
+    assert document["curve"]
 
 
 def test_the_ssd_is_weighed(capsys, trace):

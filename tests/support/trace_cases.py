@@ -41,6 +41,25 @@ MLCOMMONS = [
     {"conversation_id": "d", "role": "user", "system": "be good", "content": "y"},
     {"conversation_id": "d", "role": "assistant", "content": "no"},
 ]
+SHAREGPT = [
+    {
+        "id": "a_0",
+        "conversations": [
+            {"from": "human", "value": "x" * 100},
+            {"from": "gpt", "value": "y" * 30},
+            {"from": "human", "value": "more"},
+            {"from": "gpt", "value": "z"},
+        ],
+    },
+    {"id": "a_0", "conversations": [{"from": "gpt", "value": "no question"}]},
+    {
+        "id": "b",
+        "conversations": [
+            {"from": "human", "value": "x" * 64 + "other"},
+            {"from": "gpt", "value": ""},
+        ],
+    },
+]
 
 
 def lines(rows):

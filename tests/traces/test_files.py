@@ -13,7 +13,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.traces.files import Kind, open_trace
 from headstart.traces.reading import Broken
-from trace_cases import MLCOMMONS, MOONCAKE, TOKEN_IDS, WEKA, lines
+from trace_cases import MLCOMMONS, MOONCAKE, SHAREGPT, TOKEN_IDS, WEKA, lines
 
 
 @pytest.fixture
@@ -131,6 +131,49 @@ def test_mlcommons(file):
     assert two[0].pieces[1] != first.pieces[1]
 
 
+TALKS = {
+    "an array": json.dumps(SHAREGPT).encode(),
+    "over several lines": json.dumps(SHAREGPT, indent=1).encode(),
+    "lines": lines(SHAREGPT),
+    "tar": tar_of(("all.json", json.dumps(SHAREGPT, indent=1).encode())),
+    "with one broken": json.dumps([*SHAREGPT, {"conversations": [{"from": "human"}]}]).encode(),
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_sharegpts(file, name):
+    broken = Broken()
+    trace = open_trace(file(TALKS[name], "talks.json"), broken=broken)
+    (first, second), (other,) = trace.sessions
+    assert (trace.kind, trace.has_sessions) == (Kind.SHAREGPT, True)
+    assert [count for _, count in first.pieces] == [16, 9]
+    assert [count for _, count in second.pieces] == [16, 9, 8, 1]
+    assert second.pieces[:2] == first.pieces
+    assert first.pieces[0] == other.pieces[0], "they begin alike"
+    assert first.pieces[1] != other.pieces[1]
+    assert [each.output_tokens for each in (first, second, other)] == [8, 1, 0]
+    assert len({each.session for each in (first, second, other)}) == 2
+    if name == "with one broken":
+        assert "conversation 4: Object missing required field `value`" in broken.first[0]
+    assert broken.count == (name == "with one broken")
+
+
+def test_an_array_of_others_is_refused(file):
+    with pytest.raises(ConfigError, match="is an array of Mooncake; write one a line"):
+        open_trace(file(json.dumps(MOONCAKE).encode()))
+    with pytest.raises(ConfigError, match=r"no known kind .*ShareGPT \(conversations\)"):
+        open_trace(file(b"[[3]]"))
+
+
+def test_times_may_count_something_else(file):
+    trace = open_trace(file(MOONCAKE), 8, unit_s=1.0)
+    assert [session[0].at_s for session in trace.sessions] == [0.0, 250.0, 250.5]
+    with pytest.raises(ConfigError, match="times cannot count 0 s"):
+        open_trace(file(MOONCAKE), 8, unit_s=0.0)
+    with pytest.raises(ConfigError, match="it is known what times of WEKA count"):
+        open_trace(file([WEKA]), unit_s=1.0)
+
+
 def test_nothing_is_read_before_it_is_asked_for(file):
     path = file(lines(MOONCAKE) + b"{broken\n")
     sessions = open_trace(path, 8).sessions
@@ -246,7 +289,7 @@ def test_tars_of_lines(file):
     assert (broken.count, "b.jsonl, line 1" in broken.first[0]) == (1, True)
     path = file(tar_of(("two.jsonl", lines([WEKA, OTHER]))), "sessions.tar.gz")
     assert [session[0].session for session in open_trace(path).sessions] == ["one", "two"]
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match=r"is empty of \.json, \.jsonl"):
         open_trace(file(tar_of(("README", b"none")), "none.tar.gz"))
 
 
@@ -290,6 +333,33 @@ def test_what_comes_before_damage_is_kept(file):
     found = [each for session in open_trace(path, 8, broken).sessions for each in session]
     assert 1000 < len(found) < 6000
     assert (broken.count, "cannot be read" in broken.first[-1]) == (1, True)
+
+
+@pytest.mark.parametrize("rows", [MOONCAKE, SHAREGPT[:1] * 50])
+def test_damage_near_the_start_leaves_what_is_before(file, rows):
+    packed = gzip.compress(lines(rows), 0)[:-30]
+    broken = Broken()
+    found = list(open_trace(file(packed), None if rows != MOONCAKE else 8, broken).sessions)
+    assert (len(found), broken.count) == (len(rows) - 1, 1)
+
+
+def test_a_byte_order_mark_is_no_damage(file):
+    mark = b"\xef\xbb\xbf"
+    assert len(requests(file(mark + lines(MOONCAKE)), 8)) == 3
+    for content in (mark + DOCUMENTS["a document"], mark + DOCUMENTS["over several lines"]):
+        assert len(requests(file(content))) == len(requests(file([WEKA])))
+    assert len(requests(file(tar_of(("a.json", mark + DOCUMENTS["a document"])), "x.tar"))) == 4
+
+
+def test_times_beyond_all_bounds_are_broken(file):
+    rows = [
+        {"schema": "headstart.trace/1", "block_size": 4, "has_sessions": True},
+        {"session": "a", "in": 4, "out": 1, "ids": [1], "at_s": 1e300},
+        {"session": "b", "in": 4, "out": 1, "ids": [1], "at_s": -3.0},
+    ]
+    broken = Broken()
+    assert len(list(open_trace(file(rows), broken=broken).sessions)) == 1
+    assert "$.at_s" in broken.first[0]
 
 
 def test_only_the_first_broken_lines_are_kept(file):

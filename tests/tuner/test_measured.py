@@ -103,6 +103,14 @@ def test_times_of_more_than_a_prefill_are_refused(changes, message):
         learnt_costs([run_of(TRUE, *MANY, **changes)], PRIOR)
 
 
+def test_a_run_with_failures_is_refused():
+    run = run_of(TRUE, *MANY)
+    failed = msgspec.structs.replace(run.requests[0], error="timeout")
+    run = msgspec.structs.replace(run, requests=(*run.requests, failed))
+    with pytest.raises(ConfigError, match="own/cold has 1 requests that failed"):
+        learnt_costs([run], PRIOR)
+
+
 def test_hits_of_the_engine_alone_are_welcome():
     run = run_of(TRUE, *MANY, hit_tokens_by_tier={"engine": 9, "file": 0})
     assert learnt_costs([run], PRIOR).step_s > 0.1

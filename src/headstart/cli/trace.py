@@ -10,6 +10,7 @@ import typer
 
 from headstart import render
 from headstart.cli.options import JsonTarget, grouped, parse_share
+from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
     from headstart.traces.reading import Broken
@@ -22,7 +23,7 @@ TraceFile = Annotated[
     Path,
     typer.Argument(
         metavar="TRACE",
-        help="File (.gz, .tar.gz, too) or folder: Mooncake, WEKA, token ids, MLCommons, Headstart.",
+        help="File (.gz, .tar.gz, too) or folder: Mooncake, WEKA, token ids, texts, Headstart.",
     ),
 ]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="File to write; .gz packs it.")]
@@ -41,6 +42,12 @@ class ReadOptions:
         int | None,
         typer.Option(min=1, help="Tokens a hash id stands for, if not 512 (Mooncake only)."),
     ] = None
+    trace_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="What its times count, such as 1s, if not 1ms (as above)."
+        ),
+    ] = None
     rate: Annotated[
         float, typer.Option(min=1e-6, help="Sessions that start a second, if no times are told.")
     ] = 1 / 60
@@ -53,6 +60,7 @@ class ReadOptions:
         """
         from headstart.traces.reading import Broken
         from headstart.tuner.recorded import record
+        from headstart.units import parse_seconds
 
         broken = Broken()
         with render.progress("reading") as advance:
@@ -60,6 +68,7 @@ class ReadOptions:
                 path,
                 block_size=self.block_size,
                 trace_block_size=self.trace_block_size,
+                unit_s=None if self.trace_unit is None else parse_seconds(self.trace_unit),
                 sessions_per_s=self.rate,
                 seed=self.seed,
                 share=share,
@@ -109,6 +118,7 @@ def convert(
     json: JsonTarget = None,
 ) -> None:
     """Write a trace in Headstart's form or Mooncake's: only which prompts begin alike, no text."""
+    _check_targets(trace, out, to, json)
     recorded, broken = read.read(trace)
     _write(recorded, broken, out, to, json)
 
@@ -128,15 +138,28 @@ def sample(
     Where a trace does not tell its sessions, they are the prompts that begin alike beyond what many
     have in common.
     """
-    recorded, broken = read.read(trace, parse_share("--share", share))
+    wanted = parse_share("--share", share)
+    _check_targets(trace, out, to, json)
+    recorded, broken = read.read(trace, wanted)
     _write(recorded, broken, out, to, json)
+
+
+def _check_targets(trace: Path, out: Path, to: str, json: str | None) -> None:
+    """Raises ConfigError for what cannot be written, before a trace is read."""
+    from headstart.tuner.writing import check_form
+
+    check_form(to)
+    render.check_target(f"{out}", option="OUT")
+    render.check_target(json)
+    places = [out.resolve(), *([] if json in (None, "-") else [Path(f"{json}").resolve()])]
+    if trace.resolve() in places or len(set(places)) < len(places):
+        raise ConfigError("TRACE, OUT and --json have to be different files: one would be lost")
 
 
 def _write(recorded: Recorded, broken: Broken, out: Path, to: str, json: str | None) -> None:
     from headstart.tuner.facts import infinite, infinite_document
     from headstart.tuner.writing import write_trace
 
-    render.check_target(json)
     write_trace(out, recorded, to)
     document: dict[str, Any] = {
         "schema": WRITTEN_SCHEMA,

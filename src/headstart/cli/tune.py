@@ -24,6 +24,7 @@ from headstart.cli.tune_tiers import TierOptions, show_tiers, tiers_document
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headstart.tuner.case import Site
     from headstart.tuner.tier_report import TierPoint
     from headstart.tuner.timed import Times
     from headstart.tuner.tune import Tuned
@@ -99,15 +100,11 @@ def tune(
     With --model, times of first tokens are simulated, too: capacities of memory and drives, block
     sizes and policies are searched for what is worth its price. Ctrl-C ends that with what is done.
     """
-    from headstart import figure
     from headstart.tuner.report import tune_html
     from headstart.tuner.tune import document
     from headstart.tuner.tune import tune as tuned_by
 
-    render.check_target(json)
-    if html is not None:
-        figure.check_installed()
-        render.check_target(f"{html}", option="--html")
+    _check_targets(json, html)
     wanted, least_gain, site = curve.tokens, curve.least_gain, latency.site()
     token_nbytes = token_kv_nbytes(curve.token_kv, site)
     tiers.check(token_nbytes, sample.share)
@@ -125,14 +122,14 @@ def tune(
             advance=advance,
         )
         errors = sample.errors(tuned, read.seed, advance)
-    replayed = tiers.replayed(recorded, token_nbytes)
-    times = latency.times(site, tuned, curve.names)
+    replayed, times, is_interrupted = _more(tuned, tiers, latency, site, curve.names)
     found = {
         **document(tuned),
         **sample_document(tuned, errors),
         **tiers_document(replayed),
         **times_document(times),
         "broken": broken_document(broken),
+        "interrupted": is_interrupted,
     }
     if html is not None:
         page = tune_html(tuned, trace.name, broken, times_html(times))
@@ -141,7 +138,39 @@ def tune(
     if json != "-":
         show_errors(tuned, errors)
         show_broken(found["broken"])
-    end_interrupted(times)
+    end_interrupted(is_interrupted)
+
+
+def _check_targets(json: str | None, html: Path | None) -> None:
+    """Raises ConfigError for what cannot be written, before a trace is read."""
+    from headstart import figure
+
+    render.check_target(json)
+    if html is not None:
+        figure.check_installed()
+        render.check_target(f"{html}", option="--html")
+        if json not in (None, "-") and Path(f"{json}").resolve() == html.resolve():
+            raise ConfigError(f"--html and --json are both {html}: write them to two files")
+
+
+def _more(
+    tuned: Tuned,
+    tiers: TierOptions,
+    latency: LatencyOptions,
+    site: Site | None,
+    policies: list[str],
+) -> tuple[list[TierPoint], Times | None, bool]:
+    """What two tiers and times are, as far as they are asked for; and whether Ctrl-C came."""
+    if tuned.is_interrupted:
+        return [], None, True
+    replayed, is_interrupted = tiers.replayed(tuned.recorded, tuned.token_nbytes)
+    if is_interrupted:
+        return replayed, None, True
+    try:
+        times = latency.times(site, tuned, policies)
+    except KeyboardInterrupt:  # before anything was timed
+        return replayed, None, True
+    return replayed, times, times is not None and times.is_interrupted
 
 
 def _show(tuned: Tuned, replayed: list[TierPoint], times: Times | None) -> None:

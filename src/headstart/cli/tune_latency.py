@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headstart.tuner.tune import Tuned
 
 EXIT_INTERRUPTED = 130
+_MOST_TOKEN_KV = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +120,14 @@ class LatencyOptions:
         return replace(site, costs=learnt_costs(read_runs(path), site.costs))
 
     def check_times(self, context: typer.Context, recorded: Recorded) -> None:
-        """Raises ConfigError where arrivals would be made up at a rate that nobody gave."""
+        """Raises ConfigError where a rate is missing, or does nothing."""
         source = context.get_parameter_source("rate")
         is_given = source is not None and source.name != "DEFAULT"
         is_given = is_given or self.concurrency is not None
+        if source is not None and source.name != "DEFAULT" and recorded.has_times:
+            raise ConfigError(
+                "the trace tells its times, which --rate does not change: it is for traces without"
+            )
         if self.model is not None and not recorded.has_times and not is_given:
             raise ConfigError(
                 "the trace tells no times, and how long a first token takes depends on how much "
@@ -182,18 +187,13 @@ class LatencyOptions:
 
     def _check_unused(self) -> None:
         """Raises ConfigError for an option that does nothing without a model."""
-        for name in _FOR_TIMES:
-            if getattr(self, name) is not None:
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} is for times, which need --model: a config.json, "
-                    "or a name of `headstart plan presets`"
+                    f"{option} is for times, which need --model: a config.json, or a name of "
+                    "`headstart plan presets`"
                 )
-
-
-_FOR_TIMES = (
-    *("hardware", "prefill", "measured", "concurrency"),
-    *("memory_sizes", "file_sizes", "block_sizes", "slo"),
-)
 
 
 def _nbytes(option: str, text: str | None) -> list[int] | None:
@@ -212,7 +212,10 @@ def token_kv_nbytes(text: str | None, site: Site | None) -> int | None:
     from headstart.units import parse_nbytes
 
     if text is not None:
-        return parse_nbytes(text)
+        nbytes = parse_nbytes(text)
+        if not 0 < nbytes <= _MOST_TOKEN_KV:
+            raise ConfigError(f"--token-kv {text!r} is not the KV of a token; write 128KiB")
+        return nbytes
     return None if site is None else site.block_nbytes(1)
 
 
@@ -261,7 +264,8 @@ def show_times(times: Times | None) -> None:
 _TEXTS = ("policy", "load", "by")
 
 
-def end_interrupted(times: Times | None) -> None:
-    """Exit as one does after Ctrl-C, if that was so."""
-    if times is not None and times.is_interrupted:
+def end_interrupted(is_interrupted: bool) -> None:
+    """Say so, and exit as one does after Ctrl-C, if that was so."""
+    if is_interrupted:
+        render.print_error("interrupted: the result has what was done until then")
         raise typer.Exit(EXIT_INTERRUPTED)

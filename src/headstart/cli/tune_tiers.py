@@ -82,13 +82,18 @@ class TierOptions:
             if token_nbytes is None:
                 raise ConfigError("--endurance is about bytes: it needs --token-kv, such as 128KiB")
 
-    def replayed(self, recorded: Recorded, token_nbytes: int | None) -> list[TierPoint]:
-        """Every setup that is asked for; none where no tiers are. Raises ConfigError."""
+    def replayed(
+        self, recorded: Recorded, token_nbytes: int | None
+    ) -> tuple[list[TierPoint], bool]:
+        """Every setup that is asked for, and whether Ctrl-C came before the last one.
+
+        None where no tiers are asked for. Raises ConfigError.
+        """
         from headstart.tuner.endurance import parse_endurance
         from headstart.tuner.tier_report import tier_points
 
         if self.memory_tokens is None:
-            return []
+            return [], False
         with render.progress("replaying") as advance:
             return tier_points(
                 recorded,

@@ -1,10 +1,12 @@
-"""Traces of agents' sessions: turns that grow, waits for tools, sessions within sessions.
+"""Traces of sessions: turns that grow, waits for tools, sessions within sessions.
 
     WEKA          kv-cache-tester: a JSON document a session (or a line each, or a tar of them);
                   hash_ids of whole blocks, `block_size` tokens each; sessions may be nested
     MLCommons     JSON lines: the messages of agentic conversations, with tools' delays, as text
+    ShareGPT      a JSON array of conversations, or a line each: who said what, as text
 
-Checked against the files of kv-cache-tester and mlcommons/endpoints (example 11).
+Checked against the files of kv-cache-tester and mlcommons/endpoints (example 11); ShareGPT after
+its description.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ from headstart.traces.sampling import Sample
 
 CHARACTERS_A_TOKEN = 4
 """An estimate: a text is counted without anybody's tokenizer."""
+_PIECE = 16 * CHARACTERS_A_TOKEN
+"""Characters of a text that keep together: texts that begin alike share what is before."""
+_ANSWERS = frozenset({"gpt", "assistant", "model", "chatgpt", "bing", "bard"})
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
@@ -231,3 +236,68 @@ def mlcommons(path: Path, broken: Broken | None = None) -> Iterator[Session]:
         pieces += said
     if found:
         yield found
+
+
+class _Said(msgspec.Struct):
+    speaker: str = msgspec.field(name="from")
+    text: str = msgspec.field(name="value")
+
+
+class _Chat(msgspec.Struct):
+    conversations: list[_Said]
+
+
+def sharegpt(path: Path, broken: Broken | None = None) -> Iterator[Session]:
+    """Conversations: each answer is asked for, and all before it is the prompt.
+
+    Tokens are estimated as characters / 4. A session is named by its number: parts of a long one
+    have names of their own in such files. Raises ConfigError.
+    """
+    number = 0
+    for file in files_of(path):
+        for place, text in _documents(file, broken):
+            try:
+                rows = _elements(text, place)
+            except ConfigError as error:
+                skip(broken, error)
+                continue
+            for index, row in enumerate(rows, start=1):
+                where = place if len(rows) == 1 else f"{place}, conversation {index}"
+                number += 1
+                try:
+                    found = _chat(f"{number}", decoded(bytes(row), _Chat, where))
+                except ConfigError as error:
+                    skip(broken, error)
+                    continue
+                if found:
+                    yield found
+
+
+def _elements(text: bytes, place: str) -> list[msgspec.Raw]:
+    """Of an array; of anything else itself. Raises ConfigError."""
+    if not text.lstrip().startswith(b"["):
+        return [msgspec.Raw(text)]
+    return decoded(text, list[msgspec.Raw], place)
+
+
+def _chat(name: str, chat: _Chat) -> Session:
+    found: Session = []
+    pieces: list[tuple[str, int]] = []
+    for said in chat.conversations:
+        before = pieces[-1][0] if pieces else ""
+        answer: list[tuple[str, int]] = []
+        for start in range(0, len(said.text), _PIECE):
+            part = said.text[start : start + _PIECE]
+            before = digest(before + part)
+            answer.append((before, -(-len(part) // CHARACTERS_A_TOKEN)))
+        if said.speaker in _ANSWERS and pieces:
+            found.append(
+                TracedRequest(
+                    session=name,
+                    turn=len(found),
+                    pieces=tuple(pieces),
+                    output_tokens=sum(count for _, count in answer),
+                )
+            )
+        pieces += answer
+    return found

@@ -8,7 +8,8 @@
                   checked against its files
     token ids     JSON lines: input_tok_ids, output_toks, arrival_time_ns
     Headstart     JSON lines: what `headstart trace convert` writes (`Line`)
-    of agents     see `headstart.traces.agents`
+    vLLM's `timed_trace` has Mooncake's keys; its times count seconds unless told otherwise
+    of sessions   see `headstart.traces.agents`
 
 Each may be packed by gzip, or be a folder of such files. Lines are read one by one: one session at
 a time is held in memory. Checked against the files of kvcache-ai/Mooncake (FAST'25) and
@@ -28,7 +29,7 @@ from typing import Annotated
 import msgspec
 
 from headstart.errors import ConfigError
-from headstart.traces.agents import mlcommons, weka
+from headstart.traces.agents import mlcommons, sharegpt, weka
 from headstart.traces.reading import (
     NOT_JSON,
     Broken,
@@ -53,6 +54,7 @@ MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
 _MAX_TIME = 1e20
 """Nanoseconds since 1970 are 2e18."""
+_MAX_UNIT_S = 3600.0
 TOKEN_IDS_PIECE = 16
 """Tokens that keep together when prompts of token ids are shrunk."""
 SCHEMA = "headstart.trace/1"
@@ -68,6 +70,7 @@ class Kind(enum.StrEnum):
     WEKA = "WEKA"
     TOKEN_IDS = "token ids"
     MLCOMMONS = "MLCommons"
+    SHAREGPT = "ShareGPT"
     HEADSTART = "Headstart"
 
 
@@ -91,21 +94,27 @@ def open_trace(
     block_size: int | None = None,
     broken: Broken | None = None,
     sample: Sample | None = None,
+    unit_s: float | None = None,
 ) -> Trace:
     """The trace in a file or folder, whatever it is. Raises ConfigError.
 
-    `block_size`: tokens a hash id stands for, where the file does not tell. `broken` counts what
+    `block_size`: tokens a hash id stands for, and `unit_s` what its times count, by default ms,
+    where the file does not tell. `broken` counts what
     cannot be read; without it that is an error. Times may then go back, too: the caller sorts.
     Only the sessions of `sample` are read, where the trace tells which they are.
     """
     kind, first = _kind_of(path, broken)
     if block_size is not None and kind is not Kind.MOONCAKE:
         raise ConfigError(f"{path}: a trace of {kind} tells the size of its blocks itself")
+    if unit_s is not None and kind is not Kind.MOONCAKE:
+        raise ConfigError(f"{path}: it is known what times of {kind} count")
+    if unit_s is not None and not 0.0 < unit_s <= _MAX_UNIT_S:
+        raise ConfigError(f"times cannot count {unit_s:g} s; 1s or 1ms they can")
     sessions: Iterator[Session]
-    has_sessions = kind in (Kind.WEKA, Kind.MLCOMMONS)
+    has_sessions = kind in (Kind.WEKA, Kind.MLCOMMONS, Kind.SHAREGPT)
     if kind is Kind.MOONCAKE:
         block_size = _mooncake_block_size(path, first, block_size)
-        sessions = _mooncake(path, block_size, 1e3, broken)
+        sessions = _mooncake(path, block_size, 1e3 if unit_s is None else 1.0 / unit_s, broken)
     elif kind is Kind.BAILIAN:
         block_size = BAILIAN_BLOCK_SIZE
         sessions = _mooncake(path, block_size, 1.0, broken)
@@ -118,6 +127,8 @@ def open_trace(
         sessions = _token_ids(path, broken)
     elif kind is Kind.WEKA:
         sessions = weka(path, broken, sample)
+    elif kind is Kind.SHAREGPT:
+        sessions = sharegpt(path, broken)
     else:
         sessions = mlcommons(path, broken)
     if sample is not None and has_sessions and kind is not Kind.WEKA:
@@ -136,16 +147,22 @@ def _kind_of(path: Path, broken: Broken | None) -> tuple[Kind, bytes]:
     """With the line that tells it."""
     first = files_of(path)[0]
     is_packed = is_tar(first)
-    if is_packed and next(members(first), ("", b""))[0].endswith(".json"):
-        return Kind.WEKA, b""
-    rows = list(islice(lines(first), 1 if broken is None else _TRIED_LINES))
-    if not rows:
-        raise ConfigError(f"{first} is empty")
-    for _, line in rows:
+    name, text = next(members(first), ("", b"")) if is_packed else ("", b"")
+    if name.endswith(".json"):
         try:
-            return _kind_of_row(first, msgspec.json.decode(line)), line
+            return _kind_of_row(first, msgspec.json.decode(text)), text
+        except NOT_JSON:
+            return Kind.WEKA, b""
+    rows: list[tuple[str, bytes]] = []
+    for row in islice(lines(first), 1 if broken is None else _TRIED_LINES):
+        rows.append(row)
+        try:  # one by one: what comes before damage tells it, too
+            return _kind_of_row(first, msgspec.json.decode(row[1])), row[1]
         except NOT_JSON:
             continue
+    if not rows:
+        inside = " of .json, .jsonl and .ndjson files" if is_packed else ""
+        raise ConfigError(f"{first} is empty{inside}")
     place, line = rows[0]
     try:  # one document that is written over several lines?
         text = line if is_packed else whole(first)
@@ -154,24 +171,34 @@ def _kind_of(path: Path, broken: Broken | None) -> tuple[Kind, bytes]:
         raise ConfigError(f"{place}, is not JSON: {error}") from error
 
 
+_TOLD_BY = (
+    (Kind.BAILIAN, {"chat_id", "timestamp", "input_length"}),
+    (Kind.MOONCAKE, {"timestamp", "input_length"}),
+    (Kind.TOKEN_IDS, {"input_tok_ids"}),
+    (Kind.MLCOMMONS, {"conversation_id", "role"}),
+    (Kind.WEKA, {"requests"}),
+    (Kind.SHAREGPT, {"conversations"}),
+)
+"""By which keys, the first that has them."""
+
+
 def _kind_of_row(path: Path, row: object) -> Kind:
+    if isinstance(row, list) and row:  # an array of conversations
+        kind = _kind_of_row(path, row[0])
+        if kind is Kind.SHAREGPT:
+            return kind
+        raise ConfigError(f"{path} is an array of {kind}; write one a line")
     keys = set(row) if isinstance(row, dict) else set()
-    if {"chat_id", "timestamp", "input_length"} <= keys:
-        return Kind.BAILIAN
     if isinstance(row, dict) and row.get("schema") == SCHEMA:
         return Kind.HEADSTART
-    if {"timestamp", "input_length"} <= keys:
-        return Kind.MOONCAKE
-    if "input_tok_ids" in keys:
-        return Kind.TOKEN_IDS
-    if {"conversation_id", "role"} <= keys:
-        return Kind.MLCOMMONS
-    if "requests" in keys:
-        return Kind.WEKA
+    for kind, telling in _TOLD_BY:
+        if telling <= keys:
+            return kind
     raise ConfigError(
         f"{path} is of no known kind (its keys: {', '.join(sorted(keys)[:8]) or 'none'}); known: "
         "Mooncake (timestamp, input_length), Bailian (chat_id as well), WEKA (requests), token ids "
-        "(input_tok_ids), MLCommons (conversation_id, role), Headstart (schema)"
+        "(input_tok_ids), MLCommons (conversation_id, role), ShareGPT (conversations), Headstart "
+        "(schema)"
     )
 
 
@@ -320,7 +347,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     num_out: Natural = msgspec.field(name="out")
     ids: list[Id]
     turn: Natural = 0
-    at_s: float | None = None
+    at_s: Annotated[float, msgspec.Meta(ge=-_MAX_TIME, le=_MAX_TIME)] | None = None
     think_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 

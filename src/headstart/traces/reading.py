@@ -21,7 +21,10 @@ CANNOT = (OSError, EOFError, zlib.error)
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises: of something else, or nested too deeply."""
 _GZIP = b"\x1f\x8b"
+_MARK = b"\xef\xbb\xbf"
+"""A byte order mark, with which some programs begin UTF-8."""
 _SUFFIX = re.compile(r"\.(jsonl?|ndjson|tar|tgz)(\.gz)?$")
+_TAR = re.compile(r"\.(tar|tgz)(\.gz)?$")
 _MAX_SHOWN = 5
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -96,6 +99,8 @@ def is_tar(path: Path) -> bool:
     try:
         return tarfile.is_tarfile(path)
     except CANNOT as error:
+        if not isinstance(error, OSError) and not _TAR.search(path.name):
+            return False  # damaged soon: of lines, those before are there
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
@@ -109,7 +114,7 @@ def whole(path: Path) -> bytes:
     """What is in a file, unpacked. Raises ConfigError."""
     try:
         with _opened(path) as file:
-            return file.read()
+            return file.read().removeprefix(_MARK)
     except CANNOT as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
@@ -139,7 +144,7 @@ def members(path: Path, broken: Broken | None = None) -> Iterator[tuple[str, byt
                 is_trace = member.isfile() and name.endswith((".json", ".jsonl", ".ndjson"))
                 file = archive.extractfile(member) if is_trace else None
                 if file is not None:
-                    yield name, file.read()
+                    yield name, file.read().removeprefix(_MARK)
     except (*CANNOT, tarfile.TarError) as error:
         skip(broken, ConfigError(f"{path}, after {name}, cannot be read: {error}"))
 
@@ -149,8 +154,9 @@ def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[str, bytes]]:
     try:
         with _opened(path) as file:
             for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"{path}, line {number}", line
+                text = line.removeprefix(_MARK) if number == 1 else line
+                if text.strip():
+                    yield f"{path}, line {number}", text
     except CANNOT as error:
         skip(broken, ConfigError(f"{path}, after line {number}, cannot be read: {error}"))
 

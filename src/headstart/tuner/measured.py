@@ -46,6 +46,12 @@ def _check(run: Run) -> None:
             f"{name} did not send one request at a time, so its times are of queues, too; measure "
             "prefills with `headstart bench serve --concurrency 1`"
         )
+    num_bad = len(run.requests) - len(run.good)
+    if num_bad:
+        raise ConfigError(
+            f"{name} has {num_bad:,} requests that failed, and the next one may have waited for "
+            "what was left of them; measure prefills with a run in which none fails"
+        )
     if any(request.cached_tokens is None for request in run.good):
         raise ConfigError(
             f"{name} does not tell what was cached; vLLM does with --enable-prompt-tokens-details"

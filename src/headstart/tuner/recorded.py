@@ -35,6 +35,8 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_BLOCK_SIZE = 16
 """Of traces that have texts or tokens, not ids of blocks."""
 SESSIONS_PER_S = 1 / 60
+TEXTS = (Kind.MLCOMMONS, Kind.SHAREGPT)
+"""Which have blocks of any size."""
 NO_PARENT = -1
 Advance = Callable[[int], None]
 """Told the number of requests that are done, now and then."""
@@ -157,6 +159,7 @@ def record(  # noqa: PLR0913 - what `headstart trace` and `tune` let people choo
     *,
     block_size: int | None = None,
     trace_block_size: int | None = None,
+    unit_s: float | None = None,
     sessions_per_s: float = SESSIONS_PER_S,
     seed: int = 0,
     share: float = 1.0,
@@ -166,13 +169,14 @@ def record(  # noqa: PLR0913 - what `headstart trace` and `tune` let people choo
     """Read a trace. Raises ConfigError.
 
     `block_size`: of the blocks; by default the trace's. `trace_block_size`: tokens that its ids
-    stand for, where it does not tell. `sessions_per_s`: for one without times. `share`: of its
-    sessions, by a hash; the others are not kept in memory. `broken` counts what cannot be read.
+    stand for, and `unit_s` what its times count, where it does not tell. `sessions_per_s`: for one
+    without times. `share`: of its sessions, by a hash; the others are not kept in memory. `broken`
+    counts what cannot be read.
     """
     if not 0.0 < sessions_per_s < math.inf:
         raise ConfigError(f"sessions cannot start at a rate of {sessions_per_s} a second")
     sample = Sample(share, seed)
-    trace = open_trace(path, trace_block_size, broken, None if share == 1.0 else sample)
+    trace = open_trace(path, trace_block_size, broken, None if share == 1.0 else sample, unit_s)
     untold: Untold | None = None
     if share < 1.0 and not trace.has_sessions:
         # Read once before; what is broken is counted when it is read for good.
@@ -248,7 +252,7 @@ class _Recorder:
 
     def _choose_size(self, kind: Kind, piece_size: int) -> None:
         size = self.block_size or piece_size
-        if kind is not Kind.MLCOMMONS and size % piece_size:
+        if kind not in TEXTS and size % piece_size:
             raise ConfigError(
                 f"blocks of {size} tokens cannot be told from a trace of {kind} whose blocks have "
                 f"{piece_size}; a multiple of that can"
@@ -294,7 +298,7 @@ class _Recorder:
 
 
 def _piece_size(kind: Kind, session: Session) -> int:
-    if kind is Kind.MLCOMMONS:
+    if kind in TEXTS:
         return DEFAULT_BLOCK_SIZE
     return max(request.pieces[0][1] for request in session)
 

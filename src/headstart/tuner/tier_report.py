@@ -83,19 +83,23 @@ def tier_points(
     token_nbytes: int | None = None,
     endurance: Endurance | None = None,
     advance: Advance = lambda what, done, total: None,
-) -> list[TierPoint]:
-    """Replay each setup."""
+) -> tuple[list[TierPoint], bool]:
+    """Replay each setup; and whether Ctrl-C came before the last one."""
     block_nbytes = None
     if token_nbytes is not None:
         block_nbytes = slot_nbytes(token_nbytes * recorded.block_size)
     num_steps = len(setups) * len(recorded)
-    points = []
-    for number, setup in enumerate(setups):
-        told = partial(_tell, advance, f"tiers, {setup.write}", number * len(recorded), num_steps)
-        told(0)
-        result = simulate_tiers(recorded, setup, told)
-        points.append(_point(recorded, result, block_nbytes, endurance))
-    return points
+    points: list[TierPoint] = []
+    try:
+        for number, setup in enumerate(setups):
+            num_before = number * len(recorded)
+            told = partial(_tell, advance, f"tiers, {setup.write}", num_before, num_steps)
+            told(0)
+            result = simulate_tiers(recorded, setup, told)
+            points.append(_point(recorded, result, block_nbytes, endurance))
+    except KeyboardInterrupt:
+        return points, True
+    return points, False
 
 
 def _tell(advance: Advance, what: str, num_before: int, num_steps: int, done: int) -> None:

@@ -81,6 +81,8 @@ class Tuned:
     advice: Advice
     token_nbytes: int | None = None
     """Bytes of KV a token, where they were told."""
+    is_interrupted: bool = False
+    """Some of the points that were asked for are not there."""
 
 
 def tune(
@@ -92,7 +94,10 @@ def tune(
     token_nbytes: int | None = None,
     advance: Advance = lambda what, done, total: None,
 ) -> Tuned:
-    """Find it. By default at some capacities up to the one that is enough. Raises ConfigError."""
+    """Find it. By default at some capacities up to the one that is enough. Raises ConfigError.
+
+    After Ctrl-C it has the points that were done; with none it is raised.
+    """
     for name in policies:
         if name.partition("=")[0] not in names():
             raise ConfigError(f"policy {name!r} is unknown; known: {', '.join(names())}")
@@ -110,13 +115,7 @@ def tune(
         for name in policies
         if knee is not None and name not in ("lru", *ORACLES) and knee * size not in capacities
     ]
-    points = []
-    num_steps = (len(wanted) + len(extra)) * len(recorded)
-    for number, (name, capacity) in enumerate([*wanted, *extra]):
-        what, num_before = f"{name}, {capacity:,} tokens", number * len(recorded)
-        told = partial(_tell, advance, what, num_before, num_steps)
-        told(0)
-        points.append(_point(recorded, name, capacity, (cold, late), told))
+    points, is_interrupted = _points(recorded, [*wanted, *extra], (cold, late), advance)
     sizes = list(_sizes(recorded, knee, found))
     return Tuned(
         recorded=recorded,
@@ -127,6 +126,7 @@ def tune(
         sizes=tuple(sizes),
         advice=_advice(recorded, knee, late, points, sizes),
         token_nbytes=token_nbytes,
+        is_interrupted=is_interrupted,
     )
 
 
@@ -145,6 +145,28 @@ def _capacities(enough_blocks: int, knee: int | None, block_size: int) -> list[i
     """Halves of halves of what is enough, and the knee, in tokens."""
     parts = {-(-enough_blocks // 2**power) for power in range(_NUM_POINTS)}
     return [blocks * block_size for blocks in sorted({*parts, knee or 1} - {0})]
+
+
+def _points(
+    recorded: Recorded,
+    wanted: Sequence[tuple[str, int]],
+    curves: tuple[Curve, Curve],
+    advance: Advance,
+) -> tuple[list[Point], bool]:
+    """Each policy at its capacity, in tokens; and whether Ctrl-C came before the last one."""
+    points: list[Point] = []
+    num_steps = len(wanted) * len(recorded)
+    try:
+        for number, (name, capacity) in enumerate(wanted):
+            what, num_before = f"{name}, {capacity:,} tokens", number * len(recorded)
+            told = partial(_tell, advance, what, num_before, num_steps)
+            told(0)
+            points.append(_point(recorded, name, capacity, curves, told))
+    except KeyboardInterrupt:
+        if not points:
+            raise
+        return points, True
+    return points, False
 
 
 def _tell(advance: Advance, what: str, num_before: int, num_steps: int, done: int) -> None:

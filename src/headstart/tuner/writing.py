@@ -23,17 +23,33 @@ from headstart.tuner.recorded import Recorded
 FORMS = ("headstart", "mooncake")
 
 
-def write_trace(path: Path, recorded: Recorded, form: str) -> None:
-    """Write it, packed where the name ends with .gz. Raises ConfigError."""
+def check_form(form: str) -> None:
+    """Raises ConfigError where nothing is written as that."""
     if form not in FORMS:
         raise ConfigError(f"a trace is not written as {form!r}; known: {', '.join(FORMS)}")
+
+
+def write_trace(path: Path, recorded: Recorded, form: str) -> None:
+    """Write it, packed where the name ends with .gz. Raises ConfigError.
+
+    A file gets its name when it is whole: what was there before stays until then.
+    """
+    check_form(form)
     rows = _headstart(recorded) if form == "headstart" else _mooncake(recorded)
+    is_stream = path.exists() and not path.is_file()
+    target = path if is_stream else path.resolve()
+    part = path if is_stream else target.with_name(f"{target.name}.part")
     try:
-        with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
+        with gzip.open(part, "wb") if path.suffix == ".gz" else part.open("wb") as file:
             for row in rows:
                 file.write(msgspec.json.encode(row) + b"\n")
+        if not is_stream:
+            part.replace(target)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        if not is_stream:
+            part.unlink(missing_ok=True)
 
 
 def _headstart(recorded: Recorded) -> Iterator[object]:
