@@ -84,7 +84,7 @@ def load_trace(workload: str, path: Path, cut: Cut, shape: Shape) -> list[Ask]:
     if is_agentic and not trace.has_sessions:
         raise ConfigError(
             f"{path}: a trace of {trace.kind} knows no sessions; agentic needs one of agents "
-            "(WEKA, MLCommons), this one is a --workload trace"
+            "(WEKA, MLCommons, ShareGPT), this one is a --workload trace"
         )
     asks: list[Ask] = []
     num_tokens = 0
